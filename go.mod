@@ -1,0 +1,3 @@
+module github.com/opsplane/opsplane
+
+go 1.26
