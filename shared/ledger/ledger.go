@@ -11,8 +11,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // Limits of the seam. They are the smaller of what the engines allow.
@@ -171,7 +173,8 @@ type Reader interface {
 	// GetMany returns those of the items that exist, by key, at most MaxWrites.
 	GetMany(ctx context.Context, ks []Key) (map[Key]Item, error)
 	Query(ctx context.Context, q Query) (Page, error)
-	// Due returns items whose Due is not after until, earliest first.
+	// Due returns items whose Due is not after until, earliest first. The limit
+	// is as in Query.
 	Due(ctx context.Context, until time.Time, limit int) ([]Item, error)
 }
 
@@ -226,6 +229,17 @@ func Validate(writes []Write) error {
 		if w.Expect < AnyVersion {
 			return fmt.Errorf("%w: key %s: expected version %d", ErrInvalid, k, w.Expect)
 		}
+		if !utf8.ValidString(k.PK) || !utf8.ValidString(k.SK) {
+			return fmt.Errorf("%w: key %q is not UTF-8", ErrInvalid, k)
+		}
+		if w.Kind < Put || w.Kind > Check {
+			return fmt.Errorf("%w: key %s: write kind %d", ErrInvalid, k, w.Kind)
+		}
+		if w.Kind == Put {
+			if err := validateIndex(w.Item); err != nil {
+				return err
+			}
+		}
 		if n := len(w.Item.Data); n > MaxItemBytes {
 			return fmt.Errorf("%w: item %s has %d bytes, the limit is %d", ErrInvalid, k, n, MaxItemBytes)
 		}
@@ -233,6 +247,35 @@ func Validate(writes []Write) error {
 	}
 	if total > MaxCommitBytes {
 		return fmt.Errorf("%w: commit of %d bytes, the limit is %d", ErrInvalid, total, MaxCommitBytes)
+	}
+	return nil
+}
+
+// validateIndex checks an item's places in the indexes.
+func validateIndex(it Item) error {
+	for x, k := range it.Index {
+		if !slices.Contains(Indexes, x) {
+			return fmt.Errorf("%w: item %s: unknown index %q", ErrInvalid, it.Key, x)
+		}
+		if k.PK == "" || k.SK == "" || len(k.PK) > MaxKeyBytes || len(k.SK) > MaxKeyBytes ||
+			!utf8.ValidString(k.PK) || !utf8.ValidString(k.SK) {
+			return fmt.Errorf("%w: item %s: index %s: key %q: each half takes 1 to %d bytes of UTF-8", ErrInvalid, it.Key, x, k, MaxKeyBytes)
+		}
+	}
+	return nil
+}
+
+// Validate checks a query against the limits and rules of the seam; engines
+// call it first. Its errors match ErrInvalid.
+func (q Query) Validate() error {
+	if q.Index != Primary && !slices.Contains(Indexes, q.Index) {
+		return fmt.Errorf("%w: unknown index %q", ErrInvalid, q.Index)
+	}
+	if q.PK == "" || len(q.PK) > MaxKeyBytes {
+		return fmt.Errorf("%w: query of partition %q: it takes 1 to %d bytes", ErrInvalid, q.PK, MaxKeyBytes)
+	}
+	if q.Limit < 0 || q.Limit > MaxPage {
+		return fmt.Errorf("%w: query limit %d: it is 0 to %d", ErrInvalid, q.Limit, MaxPage)
 	}
 	return nil
 }
