@@ -133,7 +133,7 @@ func (c *conn) rollback() {
 // free gives back the blocks of the last execution.
 func (c *conn) free() {
 	for _, p := range c.extra {
-		libc.Xfree(c.tls, p)
+		sqlite3.Xsqlite3_free(c.tls, p)
 	}
 	c.extra, c.used = c.extra[:0], 0
 }
@@ -145,7 +145,7 @@ func (c *conn) room(n int) uintptr {
 		c.used += n
 		return p
 	}
-	p := libc.Xmalloc(c.tls, libcSize(n))
+	p := sqlite3.Xsqlite3_malloc64(c.tls, sqlite3.Tsqlite3_uint64(n))
 	if p != 0 {
 		c.extra = append(c.extra, p)
 	}
@@ -268,3 +268,9 @@ func (s *stmt) raw(col int32) []byte {
 func (s *stmt) textAt(col int32) string { return string(s.raw(col)) }
 
 func (s *stmt) blobAt(col int32) []byte { return append([]byte(nil), s.raw(col)...) }
+
+// changes is how many rows the last statement deleted, put or changed.
+func (c *conn) changes() int64 { return int64(sqlite3.Xsqlite3_changes(c.tls, c.db)) }
+
+// interrupt ends the statement that runs, from any goroutine.
+func (c *conn) interrupt() { sqlite3.Xsqlite3_interrupt(c.tls, c.db) }

@@ -1,0 +1,42 @@
+package sqlite
+
+import (
+	"os"
+	"sync/atomic"
+)
+
+// Stats are counts since Open and sizes now.
+type Stats struct {
+	Commits   int64 // commits answered without an error
+	Batches   int64 // groups committed, each with one sync
+	Conflicts int64 // commits answered with a conflict
+	Failures  int64 // groups that failed
+	Writes    int64 // rows put or deleted
+	Expired   int64 // expired items deleted
+	Trimmed   int64 // change records dropped
+	Queued    int   // commits waiting now
+	FileBytes int64 // database file
+	WALBytes  int64 // write-ahead log
+}
+
+type counters struct {
+	commits, batches, conflicts, failures, writes, expired, trimmed atomic.Int64
+}
+
+// Stats returns the counts and sizes for metrics.
+func (db *DB) Stats() Stats {
+	c := &db.counts
+	return Stats{
+		Commits: c.commits.Load(), Batches: c.batches.Load(), Conflicts: c.conflicts.Load(), Failures: c.failures.Load(),
+		Writes: c.writes.Load(), Expired: c.expired.Load(), Trimmed: c.trimmed.Load(), Queued: db.queue.len(),
+		FileBytes: fileSize(db.opts.Path), WALBytes: fileSize(db.opts.Path + "-wal"),
+	}
+}
+
+func fileSize(path string) int64 {
+	st, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return st.Size()
+}

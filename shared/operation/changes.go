@@ -1,0 +1,357 @@
+package operation
+
+import (
+	"fmt"
+	"time"
+)
+
+// Dispatch: relay says that a doorbell is due. Pending to dispatched.
+type Dispatch struct{}
+
+func (Dispatch) apply(tx *transaction) error {
+	if err := tx.move(Dispatched, ByRelay, Relay, "", ""); err != nil {
+		return err
+	}
+	at := tx.at
+	tx.s.RungAt, tx.s.Rings = &at, 1
+	return nil
+}
+
+// Ring: the doorbell is due once more. No entry: nothing but time passed.
+type Ring struct{ Waiting *Waiting }
+
+func (c Ring) apply(tx *transaction) error {
+	if tx.s.Lease != nil || (tx.s.Phase != Dispatched && tx.s.Phase != Reconciling) {
+		return ErrNoChange
+	}
+	at := tx.at
+	tx.s.RungAt = &at
+	tx.s.Rings++
+	tx.setWaiting(c.Waiting)
+	return nil
+}
+
+// Wait sets or clears (nil) why the operation does not go on.
+type Wait struct{ Waiting *Waiting }
+
+func (c Wait) apply(tx *transaction) error {
+	if tx.s.Phase.Terminal() || tx.s.Lease != nil {
+		return ErrNoChange
+	}
+	if (c.Waiting == nil && tx.s.Waiting == nil) ||
+		(c.Waiting != nil && tx.s.Waiting != nil && c.Waiting.Code == tx.s.Waiting.Code && c.Waiting.Detail == tx.s.Waiting.Detail) {
+		return ErrNoChange
+	}
+	tx.setWaiting(c.Waiting)
+	return nil
+}
+
+// Claim: an agent takes the lease. Dispatched to running; in reconciling the
+// phase stays until its probes have settled what is unknown.
+type Claim struct {
+	Agent, Boot string
+	Until       time.Time
+}
+
+func (c Claim) apply(tx *transaction) error {
+	if tx.s.Lease != nil {
+		return fmt.Errorf("%w: held by %s", ErrLeaseLost, tx.s.Lease.Agent)
+	}
+	actor := Actor{ID: c.Agent, Kind: "agent"}
+	tx.s.Generation++
+	tx.s.Lease = &Lease{Agent: c.Agent, Boot: c.Boot, Generation: tx.s.Generation, From: tx.at, Until: c.Until}
+	tx.s.Assignments = append(tx.s.Assignments, Assignment{Agent: c.Agent, Generation: tx.s.Generation, From: tx.at})
+	at := tx.at
+	if tx.s.StartedAt == nil {
+		tx.s.StartedAt = &at
+	}
+	tx.s.RungAt, tx.s.Rings = nil, 0
+	switch tx.s.Phase {
+	case Dispatched:
+		if err := tx.move(Running, ByClaim, actor, "", ""); err != nil {
+			return err
+		}
+	case Reconciling:
+		tx.setWaiting(nil)
+		tx.note(Entry{Kind: EntryLeaseClaimed, By: actor, Detail: "to probe what is unknown"})
+	default:
+		return fmt.Errorf("%w: claim in %s", ErrIllegal, tx.s.Phase)
+	}
+	if !NeedsProbe(tx.spec, &tx.s) {
+		if i := tx.firstOpen(); i >= 0 {
+			tx.setStep(i, StepRunning, "", "", "", "")
+		}
+	}
+	return nil
+}
+
+// Renew: the holder's lease goes on. No entry.
+type Renew struct {
+	Agent      string
+	Generation int64
+	Until      time.Time
+	Progress   *Progress
+}
+
+func (c Renew) apply(tx *transaction) error {
+	if err := tx.holds(c.Agent, c.Generation); err != nil {
+		return err
+	}
+	tx.s.Lease.Until = c.Until
+	tx.setProgress(c.Progress)
+	return nil
+}
+
+func (tx *transaction) setProgress(p *Progress) {
+	if p == nil {
+		return
+	}
+	tx.s.Progress = p
+	for i, st := range tx.spec.Steps {
+		if st.Name == p.Step {
+			tx.s.Steps[i].Progress = p
+		}
+	}
+}
+
+// RequestCancel: a person or program asks for the end. It ends what nobody
+// holds, and asks the holder otherwise.
+type RequestCancel struct {
+	By     Actor
+	Reason string
+}
+
+func (c RequestCancel) apply(tx *transaction) error {
+	if tx.s.Phase.Terminal() {
+		return ErrTerminal
+	}
+	if tx.s.Phase == Running && !Cancelable(tx.spec, &tx.s) {
+		return ErrNotCancelable
+	}
+	if tx.s.Cancel != nil {
+		return ErrNoChange
+	}
+	tx.s.Cancel = &CancelRequest{By: c.By, Reason: c.Reason, RequestedAt: tx.at}
+	tx.note(Entry{Kind: EntryCancelRequest, By: c.By, Reason: c.Reason, After: jsonOf(tx.s.Cancel)})
+	switch tx.s.Phase {
+	case Pending, Dispatched:
+		tx.finish(Result{Outcome: Cancelled, Message: "cancelled before it started"})
+		return tx.move(Cancelled, ByCancel, c.By, c.Reason, "")
+	case Running:
+		return tx.move(Cancelling, ByCancel, c.By, c.Reason, "")
+	}
+	return nil // reconciling records the request; cancelling has one already
+}
+
+// LoseLease: the lease and one call deadline have run out and no outcome came.
+type LoseLease struct{}
+
+func (LoseLease) apply(tx *transaction) error {
+	if tx.s.Lease == nil || !tx.s.Phase.Leasable() {
+		return ErrNoChange
+	}
+	detail := fmt.Sprintf("agent %s was not heard of", tx.s.Lease.Agent)
+	tx.forget(detail)
+	tx.endLease("lease_lost")
+	at := tx.at
+	tx.s.RungAt, tx.s.Rings = &at, 1
+	if tx.s.Phase == Reconciling {
+		return nil
+	}
+	return tx.move(Reconciling, ByLoss, Sweep, "lease_lost", detail)
+}
+
+// Expire: the deadline has passed and no agent can act on it any more.
+type Expire struct{}
+
+func (Expire) apply(tx *transaction) error {
+	if tx.s.Phase.Terminal() {
+		return ErrTerminal
+	}
+	detail := "the deadline passed"
+	if w := tx.s.Waiting; w != nil {
+		detail += " while it waited: " + w.Code + ": " + w.Detail
+	} else if p := tx.s.Progress; p != nil && p.Message != "" {
+		detail += " in step " + p.Step + ": " + p.Message
+	}
+	cause := Cause{ErrorCode: "deadline_exceeded", Detail: detail}
+	if i := tx.firstOpen(); i >= 0 && tx.s.StartedAt != nil {
+		cause.StepID = tx.spec.Steps[i].ID
+	}
+	tx.forget("the deadline passed and its agent was not heard of")
+	tx.endLease("deadline")
+	tx.finish(Result{Outcome: TimedOut, Message: detail, Cause: &cause, Residual: tx.residual(),
+		NextAction: &NextAction{Code: ActEscalate, Text: "look at the journal for what it waited for, mend that, and ask again with a later deadline"}})
+	return tx.move(TimedOut, ByDeadline, Sweep, "deadline_exceeded", detail)
+}
+
+// CannotStart: it cannot ever go. Pending or dispatched to failed.
+type CannotStart struct {
+	Cause      Cause
+	Retryable  bool
+	NextAction NextAction
+}
+
+func (c CannotStart) apply(tx *transaction) error {
+	cause, next := c.Cause, c.NextAction
+	tx.finish(Result{Outcome: Failed, Message: cause.Detail, Cause: &cause, Retryable: c.Retryable, NextAction: &next})
+	return tx.move(Failed, ByDead, Plane, cause.ErrorCode, cause.Detail)
+}
+
+// Retry runs a failed operation again: failed steps once more, done ones not.
+type Retry struct {
+	By       Actor
+	Reason   string
+	Deadline time.Time
+}
+
+func (c Retry) apply(tx *transaction) error {
+	if tx.s.Phase != Failed {
+		return fmt.Errorf("%w: retry in %s", ErrIllegal, tx.s.Phase)
+	}
+	if err := Retryable(tx.spec, &tx.s); err != nil {
+		return err
+	}
+	tx.s.Run++
+	tx.s.Result, tx.s.FinishedAt, tx.s.Cancel, tx.s.Progress = nil, nil, nil, nil
+	tx.s.Deadline = c.Deadline
+	if err := tx.move(Pending, ByRetry, c.By, c.Reason, fmt.Sprintf("run %d", tx.s.Run)); err != nil {
+		return err
+	}
+	for i := range tx.s.Steps {
+		if tx.s.Steps[i].Phase != StepSucceeded {
+			tx.s.Steps[i].Phase = StepPending
+			tx.s.Steps[i].FinishedAt = nil
+			tx.s.Steps[i].Progress = nil
+			tx.s.Steps[i].ErrorCode, tx.s.Steps[i].Detail, tx.s.Steps[i].CommandID = "", "", ""
+		}
+	}
+	return nil
+}
+
+// Retryable tells why a failed operation may not run again, or nil.
+func Retryable(spec *Spec, s *State) error {
+	if s.Run >= MaxRuns {
+		return fmt.Errorf("%w: it ran %d times, the limit is %d", ErrNotReplaySafe, s.Run, MaxRuns)
+	}
+	if s.Result != nil && !s.Result.Retryable {
+		return fmt.Errorf("%w: its failure does not go away by running it again", ErrNotReplaySafe)
+	}
+	for i, st := range s.Steps {
+		if (st.Phase == StepFailed || st.Phase == StepUnknown) && len(st.Attempts) > 0 && !spec.Steps[i].ReplaySafe {
+			return fmt.Errorf("%w: step %s was started and running it twice is not safe", ErrNotReplaySafe, spec.Steps[i].Name)
+		}
+	}
+	return nil
+}
+
+// StartLocal: the plane starts what never reaches a cluster.
+type StartLocal struct{}
+
+func (StartLocal) apply(tx *transaction) error {
+	at := tx.at
+	if tx.s.StartedAt == nil {
+		tx.s.StartedAt = &at
+	}
+	return tx.move(Running, ByPlane, Plane, "", "")
+}
+
+// UpdateChildren records how a plan's children stand.
+type UpdateChildren struct {
+	Counts ChildCounts
+	Detail string // journaled when not empty
+}
+
+func (c UpdateChildren) apply(tx *transaction) error {
+	if tx.s.Children != nil && *tx.s.Children == c.Counts && c.Detail == "" {
+		return ErrNoChange
+	}
+	counts := c.Counts
+	tx.s.Children = &counts
+	done := counts.Succeeded + counts.Failed + counts.Cancelled + counts.Skipped
+	tx.s.Progress = &Progress{Step: "children", Done: done, Total: counts.Total, Unit: "operations",
+		Message: fmt.Sprintf("%d of %d operations ended, %d active, %d failed", done, counts.Total, counts.Active, counts.Failed)}
+	if c.Detail != "" {
+		tx.note(Entry{Kind: EntryChild, By: Plane, Detail: c.Detail, After: jsonOf(counts)})
+	}
+	return nil
+}
+
+// FinishLocal ends what the plane ran.
+type FinishLocal struct {
+	Counts ChildCounts
+	Result Result
+}
+
+func (c FinishLocal) apply(tx *transaction) error {
+	counts := c.Counts
+	tx.s.Children = &counts
+	tx.finish(c.Result)
+	return tx.move(c.Result.Outcome, ByReport, Plane, "", c.Result.Message)
+}
+
+// LateReport keeps what an old lease holder said. It changes nothing else.
+type LateReport struct {
+	Agent      string
+	Generation int64
+	Detail     string
+}
+
+func (c LateReport) apply(tx *transaction) error {
+	tx.note(Entry{Kind: EntryLateReport, By: Actor{ID: c.Agent, Kind: "agent"}, Detail: c.Detail,
+		After: jsonOf(map[string]any{"report_generation": c.Generation})})
+	return nil
+}
+
+// finish sets the result; the caller moves the phase.
+func (tx *transaction) finish(r Result) {
+	for i, p := range tx.spec.Steps {
+		st := &tx.s.Steps[i]
+		switch st.Phase {
+		case StepSucceeded:
+			if !p.Cleanup {
+				r.Completed = append(r.Completed, p.Name)
+			}
+		case StepPending:
+			at := tx.at
+			st.Phase, st.FinishedAt = StepSkipped, &at
+		case StepRunning:
+			at := tx.at
+			st.Phase, st.FinishedAt = StepFailed, &at
+			if n := len(st.Attempts); n > 0 && st.Attempts[n-1].EndedAt == nil {
+				st.Attempts[n-1].EndedAt = &at
+			}
+		}
+	}
+	if r.Completed == nil {
+		r.Completed = []string{}
+	}
+	if r.Residual == nil {
+		r.Residual = []Residual{}
+	}
+	if r.Verified == nil {
+		r.Verified = []string{}
+	}
+	if r.NotVerified == nil {
+		r.NotVerified = []string{}
+	}
+	if r.Cleanup.State == "" {
+		r.Cleanup.State = CleanupNone
+	}
+	tx.s.Result = &r
+}
+
+// residual lists the steps that nobody knows the outcome of.
+func (tx *transaction) residual() []Residual {
+	var out []Residual
+	for i, st := range tx.s.Steps {
+		if st.Phase != StepUnknown {
+			continue
+		}
+		p := tx.spec.Steps[i]
+		for _, r := range p.Resources {
+			out = append(out, Residual{StepID: p.ID, Step: p.Name, Resource: r, Detail: "its outcome is unknown: " + st.Detail})
+		}
+	}
+	return out
+}

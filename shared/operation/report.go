@@ -1,0 +1,271 @@
+package operation
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Report is what the lease holder tells since its last report.
+type Report struct {
+	Agent      string
+	Generation int64
+	// N counts up from 1 under one lease; a resend changes nothing.
+	N        int64
+	Steps    []StepReport
+	Notes    []ReportNote
+	Progress *Progress
+	Settled  bool
+	Final    *Final
+}
+
+// StepReport tells where one step stands.
+type StepReport struct {
+	StepID    string
+	Phase     StepPhase
+	Outcome   string
+	ErrorCode string
+	Detail    string
+	CommandID string
+}
+
+// ReportNote is an observation for the journal.
+type ReportNote struct{ Code, Detail, StepID string }
+
+// Final outcomes of a report; see package protocol for their meaning on the
+// wire.
+const (
+	FinalSucceeded = "succeeded"
+	FinalFailed    = "failed"
+	FinalCancelled = "cancelled"
+	FinalTimedOut  = "timed_out"
+	FinalAmbiguous = "ambiguous"
+	FinalHandBack  = "hand_back"
+)
+
+// Final ends the lease.
+type Final struct {
+	Outcome     string
+	Message     string
+	Cause       *Cause
+	Retryable   bool
+	NextAction  *NextAction
+	Verified    []string
+	NotVerified []string
+	Residual    []Residual
+	Cleanup     *Cleanup
+	Details     json.RawMessage
+}
+
+func (c Report) apply(tx *transaction) error {
+	if err := tx.holds(c.Agent, c.Generation); err != nil {
+		return err
+	}
+	if c.N <= tx.s.Lease.LastReport {
+		return ErrNoChange
+	}
+	tx.s.Lease.LastReport = c.N
+	for _, r := range c.Steps {
+		i := tx.spec.StepIndex(r.StepID)
+		if i < 0 {
+			return fmt.Errorf("%w: step %q is not of this plan", ErrInvalidReport, r.StepID)
+		}
+		switch r.Phase {
+		case StepPending, StepRunning, StepSucceeded, StepFailed, StepSkipped, StepUnknown:
+		default:
+			return fmt.Errorf("%w: step phase %q", ErrInvalidReport, r.Phase)
+		}
+		tx.setStep(i, r.Phase, r.Outcome, r.ErrorCode, r.Detail, r.CommandID)
+	}
+	for _, n := range c.Notes {
+		tx.note(Entry{Kind: EntryNote, By: tx.holder(), Reason: n.Code, Detail: n.Detail, StepID: n.StepID})
+	}
+	tx.setProgress(c.Progress)
+	if c.Settled && tx.s.Phase == Reconciling {
+		if err := tx.settle(); err != nil {
+			return err
+		}
+	}
+	if c.Final == nil {
+		return nil
+	}
+	return tx.end(*c.Final)
+}
+
+// settle leaves reconciling when no step is unknown any more.
+func (tx *transaction) settle() error {
+	for i, st := range tx.s.Steps {
+		if st.Phase == StepUnknown {
+			return fmt.Errorf("%w: step %s is still unknown", ErrInvalidReport, tx.spec.Steps[i].Name)
+		}
+	}
+	to := Running
+	if tx.s.Cancel != nil {
+		to = Cancelling
+	}
+	return tx.move(to, BySettled, tx.holder(), "", "its agent read the state of every unfinished step")
+}
+
+// end ends the lease with an outcome. What the report claims is checked against
+// the plan: success needs every required step.
+func (tx *transaction) end(f Final) error {
+	actor := tx.holder()
+	r := Result{Message: f.Message, Cause: f.Cause, Retryable: f.Retryable, NextAction: f.NextAction,
+		Verified: f.Verified, NotVerified: f.NotVerified, Residual: f.Residual, Details: f.Details}
+	if f.Cleanup != nil {
+		r.Cleanup = *f.Cleanup
+	}
+	switch f.Outcome {
+	case FinalHandBack:
+		for i := range tx.s.Steps {
+			if tx.s.Steps[i].Phase == StepRunning {
+				tx.setStep(i, StepPending, OutcomeWaiting, "hand_back", "handed back", "")
+			}
+		}
+		if tx.s.Phase != Running {
+			return tx.ambiguous(actor, "handed back while "+string(tx.s.Phase))
+		}
+		tx.endLease("handed_back")
+		at := tx.at
+		tx.s.RungAt, tx.s.Rings = &at, 1
+		return tx.move(Dispatched, ByHandBack, actor, "hand_back", f.Message)
+	case FinalAmbiguous:
+		return tx.ambiguous(actor, f.Message)
+	case FinalSucceeded:
+		for i, p := range tx.spec.Steps {
+			if p.Required && !p.Cleanup && tx.s.Steps[i].Phase != StepSucceeded {
+				return fmt.Errorf("%w: succeeded, but required step %s is %s", ErrInvalidReport, p.Name, tx.s.Steps[i].Phase)
+			}
+		}
+		r.Outcome, r.Cause, r.NextAction, r.Retryable = Succeeded, nil, nil, false
+	case FinalFailed:
+		r.Outcome = Failed
+		if r.Cause == nil {
+			r.Cause = &Cause{ErrorCode: "unspecified", Detail: "the agent named no cause"}
+		}
+		if r.NextAction == nil {
+			r.NextAction = &NextAction{Code: ActEscalate, Text: "read the cause and the journal"}
+		}
+	case FinalCancelled:
+		if tx.s.Cancel == nil {
+			return fmt.Errorf("%w: cancelled, but nobody asked for it", ErrInvalidReport)
+		}
+		r.Outcome = Cancelled
+	case FinalTimedOut:
+		if tx.at.Add(deadlineSlack).Before(tx.s.Deadline) {
+			return fmt.Errorf("%w: timed_out %s before the deadline", ErrInvalidReport, tx.s.Deadline.Sub(tx.at))
+		}
+		r.Outcome = TimedOut
+		if r.Cause == nil {
+			r.Cause = &Cause{ErrorCode: "deadline_exceeded", Detail: "the deadline passed"}
+		}
+		if r.NextAction == nil {
+			r.NextAction = &NextAction{Code: ActEscalate, Text: "mend what the cause names and ask again with a later deadline"}
+		}
+	default:
+		return fmt.Errorf("%w: outcome %q", ErrInvalidReport, f.Outcome)
+	}
+	known := r.Residual
+	for _, x := range tx.residual() {
+		if !slices.Contains(known, x) {
+			r.Residual = append(r.Residual, x)
+		}
+	}
+	r.Residual = tx.ownResidual(r.Residual)
+	tx.endLease("reported")
+	tx.finish(r)
+	reason := ""
+	if r.Cause != nil {
+		reason = r.Cause.ErrorCode
+	}
+	return tx.move(r.Outcome, ByReport, actor, reason, r.Message)
+}
+
+// deadlineSlack is how early an agent's own clock may call the deadline: the
+// durations it was told were rounded to milliseconds, and its clock may drift.
+const deadlineSlack = 2 * time.Second
+
+// ambiguous ends the lease without an outcome. Doorbells go on, with back-off,
+// until a probe or a person settles it.
+func (tx *transaction) ambiguous(actor Actor, detail string) error {
+	tx.forget(detail)
+	tx.endLease("ambiguous")
+	at := tx.at
+	tx.s.RungAt, tx.s.Rings = &at, 1
+	if tx.s.Phase != Reconciling {
+		if err := tx.move(Reconciling, ByReport, actor, "ambiguous", detail); err != nil {
+			return err
+		}
+	}
+	tx.setWaiting(&Waiting{Code: WaitResolve, Since: tx.at, Detail: "no probe could tell: " + detail,
+		Need: "a later probe, or a person's resolve with evidence"})
+	return nil
+}
+
+// ownResidual drops what an agent says of steps that are not of the plan.
+func (tx *transaction) ownResidual(rs []Residual) []Residual {
+	var out []Residual
+	for _, r := range rs {
+		if tx.spec.StepIndex(r.StepID) >= 0 && slices.Contains(tx.spec.Resources, r.Resource) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// Resolve outcomes: what a person knows of a step.
+const (
+	ResolveDone    = "succeeded"
+	ResolveFailed  = "failed"
+	ResolveNotDone = "not_done" // it never took effect: it may be issued
+)
+
+// Resolve settles by evidence what no probe could.
+type Resolve struct {
+	StepID   string
+	Outcome  string
+	By       Actor
+	Evidence string
+	Reason   string
+}
+
+func (c Resolve) apply(tx *transaction) error {
+	if tx.s.Phase != Reconciling || tx.s.Lease != nil {
+		return fmt.Errorf("%w: resolve in %s", ErrIllegal, tx.s.Phase)
+	}
+	i := tx.spec.StepIndex(c.StepID)
+	if i < 0 || tx.s.Steps[i].Phase.Settled() {
+		return fmt.Errorf("%w: step %q is not open", ErrInvalidReport, c.StepID)
+	}
+	phase := map[string]StepPhase{ResolveDone: StepSucceeded, ResolveFailed: StepFailed, ResolveNotDone: StepPending}[c.Outcome]
+	if phase == "" {
+		return fmt.Errorf("%w: outcome %q", ErrInvalidReport, c.Outcome)
+	}
+	tx.note(Entry{Kind: EntryResolve, By: c.By, Reason: c.Reason, Detail: c.Evidence, StepID: c.StepID, Step: tx.spec.Steps[i].Name,
+		Before: jsonOf(map[string]any{"phase": tx.s.Steps[i].Phase}), After: jsonOf(map[string]any{"phase": phase})})
+	tx.setStep(i, phase, OutcomeDone, "resolved", c.Evidence, "")
+	at := tx.at
+	tx.s.RungAt, tx.s.Rings = &at, 1
+	for _, st := range tx.s.Steps {
+		if st.Phase == StepUnknown {
+			return nil // more to settle first
+		}
+	}
+	tx.setWaiting(nil)
+	switch {
+	case phase == StepFailed && tx.spec.Steps[i].Required:
+		tx.finish(Result{Outcome: Failed, Message: "settled by " + c.By.ID + ": " + c.Evidence,
+			Cause:      &Cause{ErrorCode: "resolved_failed", StepID: c.StepID, Detail: c.Evidence},
+			Retryable:  tx.spec.Steps[i].ReplaySafe,
+			NextAction: &NextAction{Code: ActRetry, Text: "retry once the cause is mended"}})
+		return tx.move(Failed, ByResolve, c.By, c.Reason, c.Evidence)
+	case tx.firstOpen() < 0:
+		tx.finish(Result{Outcome: Succeeded, Message: "settled by " + c.By.ID, Verified: []string{"by a person: " + c.Evidence}})
+		return tx.move(Succeeded, ByResolve, c.By, c.Reason, c.Evidence)
+	case tx.s.Cancel != nil:
+		tx.finish(Result{Outcome: Cancelled, Message: "cancelled; settled by " + c.By.ID})
+		return tx.move(Cancelled, ByResolve, c.By, c.Reason, c.Evidence)
+	}
+	return tx.move(Dispatched, ByResolve, c.By, c.Reason, c.Evidence)
+}
