@@ -22,8 +22,8 @@ func (db *DB) Backup(ctx context.Context, file string) error {
 }
 
 func (db *DB) backup(ctx context.Context, file string) (err error) {
-	db.readers.Add(1)
-	defer db.readers.Done()
+	db.backups.RLock()
+	defer db.backups.RUnlock()
 	select {
 	case <-db.closing:
 		return errClosed
@@ -63,13 +63,20 @@ func (db *DB) vacuumInto(ctx context.Context, file string) error {
 		return err
 	}
 	defer c.close()
-	stop := context.AfterFunc(ctx, c.interrupt)
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(interrupted)
+		c.interrupt()
+	})
 	s, err := c.prepare("vacuum into ?1")
 	if err == nil {
 		s.bindText(1, file)
 		err = s.run()
 	}
-	if !stop() && ctx.Err() != nil {
+	if !stop() {
+		<-interrupted // c must outlive it
+	}
+	if err != nil && ctx.Err() != nil {
 		return ctx.Err()
 	}
 	var se *sqlError

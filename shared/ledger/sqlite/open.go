@@ -89,7 +89,8 @@ type DB struct {
 	closing chan struct{} // closed when Close begins
 	once    sync.Once
 	loops   sync.WaitGroup
-	readers sync.WaitGroup
+	opened  int          // connections that belong to pool
+	backups sync.RWMutex // held for reading by each backup
 }
 
 var (
@@ -263,6 +264,7 @@ func (db *DB) openReaders() error {
 			return err
 		}
 		db.pool <- c
+		db.opened++
 	}
 	return nil
 }
@@ -321,8 +323,9 @@ func (db *DB) Close() error {
 
 // drop closes the readers, once each has come back, and lets the lock go.
 func (db *DB) drop() {
-	db.readers.Wait()
-	for len(db.pool) > 0 {
+	db.backups.Lock()
+	defer db.backups.Unlock()
+	for ; db.opened > 0; db.opened-- {
 		(<-db.pool).close()
 	}
 	if db.lock != nil {
