@@ -81,6 +81,13 @@ func openSound(ctx context.Context, path string) (_ *sql.DB, err error) {
 		return nil, diagnose(err)
 	}
 	if version == 0 {
+		tables := 0
+		if err := db.QueryRowContext(ctx, `select count(*) from sqlite_schema`).Scan(&tables); err != nil {
+			return nil, diagnose(err)
+		}
+		if tables > 0 {
+			return nil, errors.New("file is another database")
+		}
 		return db, create(ctx, db)
 	}
 	if version != schemaVersion {

@@ -121,6 +121,7 @@ func (d *DB) await(ctx context.Context, name string, wait time.Duration, r *rece
 	case <-ctx.Done():
 		left = ctx.Err()
 	case <-d.stopped:
+		left = errClosed
 	}
 	if r.leave() {
 		return nil, left

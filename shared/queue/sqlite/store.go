@@ -102,16 +102,17 @@ func loadQueues(ctx context.Context, db *sql.DB) ([]string, error) {
 }
 
 func send(tx *sql.Tx, q *state, ms []queue.Outgoing) error {
+	ready, held := q.queue(q.ready, 0), q.queue(q.held, 0)
 	for _, m := range ms {
 		delay := (m.Delay + time.Second - 1).Truncate(time.Second)
-		to := q.ready
+		to := ready
 		if delay > 0 {
-			to = q.held
+			to = held
 			q.dueBy(time.Now().Add(delay))
 		} else {
 			q.visible = true
 		}
-		if err := q.queue(to, 0).SendTx(bg, tx, goqite.Message{Body: m.Body, Delay: delay}); err != nil {
+		if err := to.SendTx(bg, tx, goqite.Message{Body: m.Body, Delay: delay}); err != nil {
 			return fmt.Errorf("send to %s: %w", q.name, err)
 		}
 	}
@@ -208,7 +209,7 @@ func parseReceipt(receipt string) (id string, receives int, ok bool) {
 	return id, n, err == nil && n > 0
 }
 
-// held is the condition for a delivery that still holds: nobody received the
+// holds is the condition for a delivery that still holds: nobody received the
 // message since.
 const holds = ` where id = ? and received = ? and queue in (?, ?)`
 

@@ -199,8 +199,7 @@ func (w *writer) settle(calls []*call, err error) {
 // commit runs the calls and hands over what can be handed over, in one
 // transaction.
 func (w *writer) commit(calls []*call) (err error) {
-	queues := w.active()
-	if len(calls) == 0 && len(queues) == 0 {
+	if len(calls) == 0 && len(w.active()) == 0 {
 		return nil
 	}
 	var served []*call
@@ -215,7 +214,7 @@ func (w *writer) commit(calls []*call) (err error) {
 		if err != nil {
 			for _, q := range w.queues {
 				q.visible = true
-				q.dueBy(time.Now().Add(time.Second))
+				q.due = time.Now().Add(time.Second) // try again then
 			}
 		}
 	}()
@@ -256,12 +255,15 @@ func (w *writer) active() []*state {
 	var active []*state
 	now := time.Now()
 	for _, q := range w.queues {
-		if !q.due.IsZero() && !q.due.After(now) || len(q.waiting) > 0 {
+		due := !q.due.IsZero() && !q.due.After(now)
+		if due || q.visible && len(q.waiting) > 0 || slices.ContainsFunc(q.waiting, isOnce) {
 			active = append(active, q)
 		}
 	}
 	return active
 }
+
+func isOnce(c *call) bool { return c.receive.once }
 
 // serve hands messages to the queue's waiting receives, oldest first, and
 // returns those that are to be answered after the commit.
