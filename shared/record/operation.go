@@ -1,0 +1,363 @@
+package record
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+// Store reads and writes the domain's values. It holds no state of its own.
+type Store struct {
+	Ledger ledger.Ledger
+	Now    func() time.Time
+	Timing operation.Timing
+}
+
+// maxTries bounds how often a change is tried again after losing a race.
+const maxTries = 12
+
+// Decode reads an item's data.
+func Decode[T any](it ledger.Item) (T, error) {
+	var v T
+	if err := json.Unmarshal(it.Data, &v); err != nil {
+		return v, fmt.Errorf("decode item %s: %w", it.Key, err)
+	}
+	return v, nil
+}
+
+// Encode writes an item's data. The domain's values always encode.
+func Encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("encode %T: %v", v, err))
+	}
+	return b
+}
+
+// Load reads one operation, or ledger.ErrNotFound.
+func (st *Store) Load(ctx context.Context, id string) (operation.Operation, error) {
+	items, err := st.Ledger.GetMany(ctx, []ledger.Key{StateKey(id), specKey(id)})
+	if err != nil {
+		return operation.Operation{}, fmt.Errorf("load operation %s: %w", id, err)
+	}
+	state, ok := items[StateKey(id)]
+	if !ok {
+		return operation.Operation{}, fmt.Errorf("operation %s: %w", id, ledger.ErrNotFound)
+	}
+	return decodeOperation(state, items[specKey(id)])
+}
+
+// LoadMany reads those operations that exist, by id.
+func (st *Store) LoadMany(ctx context.Context, ids []string) (map[string]operation.Operation, error) {
+	out := make(map[string]operation.Operation, len(ids))
+	const step = ledger.MaxWrites / 2
+	for len(ids) > 0 {
+		part := ids[:min(step, len(ids))]
+		ids = ids[len(part):]
+		keys := make([]ledger.Key, 0, 2*len(part))
+		for _, id := range part {
+			keys = append(keys, StateKey(id), specKey(id))
+		}
+		items, err := st.Ledger.GetMany(ctx, keys)
+		if err != nil {
+			return nil, fmt.Errorf("load %d operations: %w", len(part), err)
+		}
+		for _, id := range part {
+			state, ok := items[StateKey(id)]
+			if !ok {
+				continue
+			}
+			op, err := decodeOperation(state, items[specKey(id)])
+			if err != nil {
+				return nil, err
+			}
+			out[id] = op
+		}
+	}
+	return out, nil
+}
+
+func decodeOperation(state, spec ledger.Item) (operation.Operation, error) {
+	s, err := Decode[operation.State](state)
+	if err != nil {
+		return operation.Operation{}, err
+	}
+	sp, err := Decode[operation.Spec](spec)
+	if err != nil {
+		return operation.Operation{}, err
+	}
+	return operation.Operation{Spec: sp, State: s, Version: state.Version}, nil
+}
+
+// StateItem is the item of an operation's state, with its places in the indexes.
+func (st *Store) StateItem(s *operation.State) ledger.Item {
+	sort := TimeSort(s.CreatedAt, s.ID)
+	scope := s.Cluster
+	if scope == "" {
+		scope = "plane"
+	}
+	it := ledger.Item{
+		Key: StateKey(s.ID), Data: Encode(s), Due: st.Timing.Due(s),
+		Index: map[ledger.Index]ledger.Key{
+			ledger.List:   {PK: ListOperations, SK: sort},
+			ledger.Scope:  {PK: ListOperations + "#" + scope, SK: sort},
+			ledger.Lookup: {PK: ListOperations + "#actor#" + s.ActorID, SK: sort},
+		},
+	}
+	if !s.Phase.Terminal() {
+		it.Index[ledger.Live] = ledger.Key{PK: ListOperations, SK: sort}
+	}
+	return it
+}
+
+// journalRun is the data of a journal item.
+type journalRun struct {
+	Entries []operation.Entry `json:"entries"`
+}
+
+// StateWrites are the writes that put an operation's next state and its new
+// journal entries: the state conditional on the version read.
+func (st *Store) StateWrites(s *operation.State, version int64, entries []operation.Entry) []ledger.Write {
+	ws := []ledger.Write{{Item: st.StateItem(s), Expect: version, Feed: len(entries) > 0}}
+	if len(entries) > 0 {
+		ws = append(ws, ledger.Write{Item: ledger.Item{Key: journalKey(s.ID, entries[0].Seq), Data: Encode(journalRun{entries})}})
+	}
+	return ws
+}
+
+// CreateWrites are the writes that make a new operation: its parts, and a
+// reference from each resource.
+func (st *Store) CreateWrites(op *operation.Operation, entries []operation.Entry) []ledger.Write {
+	ws := st.StateWrites(&op.State, 0, entries)
+	ws = append(ws, ledger.Write{Item: ledger.Item{Key: specKey(op.Spec.ID), Data: Encode(op.Spec)}})
+	for _, r := range op.Spec.Resources {
+		ws = append(ws, ledger.Write{Item: ledger.Item{Key: refKey(r, op.Spec.ID, op.Spec.CreatedAt), Data: []byte("{}")}})
+	}
+	return ws
+}
+
+// Decide says what happens to an operation as it was read: a change, and writes
+// that go into the same commit. A nil change commits nothing.
+type Decide func(op *operation.Operation) (operation.Change, []ledger.Write, error)
+
+// Update applies a change to the newest state of an operation: it reads,
+// decides, applies and commits, and starts over when another writer was faster.
+// The commit that ends an operation gives its locks back. It returns the
+// operation as it is afterwards; operation.ErrNoChange is not an error here.
+func (st *Store) Update(ctx context.Context, id string, decide Decide) (operation.Operation, error) {
+	var op operation.Operation
+	for try := 0; ; try++ {
+		var err error
+		if op, err = st.Load(ctx, id); err != nil {
+			return op, err
+		}
+		err = st.apply(ctx, &op, decide)
+		if err == nil {
+			return op, nil
+		}
+		if !errors.Is(err, ledger.ErrConflict) || try == maxTries {
+			return op, err
+		}
+		if err := backOff(ctx, try); err != nil {
+			return op, err
+		}
+	}
+}
+
+// apply is one try of Update; op becomes what was committed.
+func (st *Store) apply(ctx context.Context, op *operation.Operation, decide Decide) error {
+	change, extra, err := decide(op)
+	if err != nil {
+		return err
+	}
+	if change == nil {
+		return nil
+	}
+	next, entries, err := operation.Apply(&op.Spec, op.State, change, st.Now())
+	if errors.Is(err, operation.ErrNoChange) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	writes := append(st.StateWrites(&next, op.Version, entries), extra...)
+	switch was, is := op.State.Phase.Terminal(), next.Phase.Terminal(); {
+	case !was && is:
+		locks, err := st.releaseLocks(ctx, &op.Spec, &next)
+		if err != nil {
+			return err
+		}
+		writes = append(writes, locks...)
+	case was && !is:
+		locks, _, err := st.AcquireLocks(ctx, &op.Spec, st.Now())
+		if err != nil {
+			return err
+		}
+		writes = append(writes, locks...)
+	}
+	if err := st.Ledger.Commit(ctx, writes...); err != nil {
+		return fmt.Errorf("commit operation %s: %w", op.Spec.ID, err)
+	}
+	op.State = next
+	op.Version++
+	return nil
+}
+
+// AcquireLocks returns the writes that take an operation's locks, and the
+// operations that left one of the resources unsettled; *operation.LockedError
+// when another holds one.
+func (st *Store) AcquireLocks(ctx context.Context, spec *operation.Spec, now time.Time) (writes []ledger.Write, unsettled []string, err error) {
+	if len(spec.Locks) == 0 {
+		return nil, nil, nil
+	}
+	items, err := st.lockItems(ctx, spec.Locks)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, l := range spec.Locks {
+		it, state, err := lockOf(items, l.Resource)
+		if err != nil {
+			return nil, nil, err
+		}
+		next, err := state.Acquire(l.Resource, operation.Holder{
+			Operation: spec.ID, Mode: l.Mode, Type: spec.Request.Type, Actor: spec.Actor, Since: now.UTC()})
+		if err != nil {
+			return nil, nil, err
+		}
+		unsettled = append(unsettled, state.Unsettled...)
+		writes = append(writes, ledger.Write{Item: ledger.Item{Key: LockKey(l.Resource), Data: Encode(next)}, Expect: it.Version})
+	}
+	return writes, unsettled, nil
+}
+
+// releaseLocks returns the writes that give an ended operation's locks back. A
+// lock is emptied, not deleted, so that its version only grows.
+func (st *Store) releaseLocks(ctx context.Context, spec *operation.Spec, s *operation.State) ([]ledger.Write, error) {
+	if len(spec.Locks) == 0 {
+		return nil, nil
+	}
+	items, err := st.lockItems(ctx, spec.Locks)
+	if err != nil {
+		return nil, err
+	}
+	residual := map[string]bool{}
+	if s.Result != nil {
+		for _, r := range s.Result.Residual {
+			residual[r.Resource] = true
+		}
+	}
+	var writes []ledger.Write
+	for _, l := range spec.Locks {
+		it, state, err := lockOf(items, l.Resource)
+		if err != nil {
+			return nil, err
+		}
+		next := state.Release(spec.ID, residual[l.Resource], s.Phase == operation.Succeeded && l.Mode == operation.Exclusive)
+		writes = append(writes, ledger.Write{Item: ledger.Item{Key: LockKey(l.Resource), Data: Encode(next)}, Expect: it.Version})
+	}
+	return writes, nil
+}
+
+func (st *Store) lockItems(ctx context.Context, locks []operation.Lock) (map[ledger.Key]ledger.Item, error) {
+	keys := make([]ledger.Key, len(locks))
+	for i, l := range locks {
+		keys[i] = LockKey(l.Resource)
+	}
+	items, err := st.Ledger.GetMany(ctx, keys)
+	if err != nil {
+		return nil, fmt.Errorf("read locks: %w", err)
+	}
+	return items, nil
+}
+
+func lockOf(items map[ledger.Key]ledger.Item, resource string) (ledger.Item, operation.LockState, error) {
+	it, ok := items[LockKey(resource)]
+	if !ok {
+		return it, operation.LockState{}, nil
+	}
+	s, err := Decode[operation.LockState](it)
+	return it, s, err
+}
+
+// Locks returns the lock of each resource that has one.
+func (st *Store) Locks(ctx context.Context, resources []string) (map[string]operation.LockState, error) {
+	out := map[string]operation.LockState{}
+	for len(resources) > 0 {
+		part := resources[:min(ledger.MaxWrites, len(resources))]
+		resources = resources[len(part):]
+		keys := make([]ledger.Key, len(part))
+		for i, r := range part {
+			keys[i] = LockKey(r)
+		}
+		items, err := st.Ledger.GetMany(ctx, keys)
+		if err != nil {
+			return nil, fmt.Errorf("read locks: %w", err)
+		}
+		for _, r := range part {
+			if it, ok := items[LockKey(r)]; ok {
+				if out[r], err = Decode[operation.LockState](it); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// Journal reads entries from seq on, at most limit (0: all).
+func (st *Store) Journal(ctx context.Context, id string, from int64, limit int) ([]operation.Entry, error) {
+	var out []operation.Entry
+	// A run may begin before from: step back to the run that holds it.
+	start := seqKey(skJournal, 0)
+	if from > 1 {
+		p, err := st.Ledger.Query(ctx, ledger.Query{PK: OperationPK(id), From: skJournal, To: seqKey(skJournal, from+1), Reverse: true, Limit: 1})
+		if err != nil {
+			return nil, fmt.Errorf("read journal of %s: %w", id, err)
+		}
+		if len(p.Items) > 0 {
+			start = p.Items[0].SK
+		}
+	}
+	q := ledger.Query{PK: OperationPK(id), From: start, To: skJournal + "~", Limit: 200}
+	for {
+		p, err := st.Ledger.Query(ctx, q)
+		if err != nil {
+			return nil, fmt.Errorf("read journal of %s: %w", id, err)
+		}
+		for _, it := range p.Items {
+			run, err := Decode[journalRun](it)
+			if err != nil {
+				return nil, err
+			}
+			for _, e := range run.Entries {
+				if e.Seq >= from {
+					out = append(out, e)
+				}
+			}
+			if limit > 0 && len(out) >= limit {
+				return out[:limit], nil
+			}
+		}
+		if p.Next == "" {
+			return out, nil
+		}
+		q.After = p.Next
+	}
+}
+
+// backOff waits a little, more with each try, with jitter.
+func backOff(ctx context.Context, try int) error {
+	d := time.Duration(1+rand.IntN(1<<min(try, 7))) * time.Millisecond
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
