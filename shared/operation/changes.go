@@ -5,15 +5,17 @@ import (
 	"time"
 )
 
-// Dispatch: relay says that a doorbell is due. Pending to dispatched.
-type Dispatch struct{}
+// Dispatch: relay says that a doorbell is due. Pending to dispatched. Waiting
+// says why nobody is going to answer it yet.
+type Dispatch struct{ Waiting *Waiting }
 
-func (Dispatch) apply(tx *transaction) error {
+func (c Dispatch) apply(tx *transaction) error {
 	if err := tx.move(Dispatched, ByRelay, Relay, "", ""); err != nil {
 		return err
 	}
 	at := tx.at
 	tx.s.RungAt, tx.s.Rings = &at, 1
+	tx.setWaiting(c.Waiting)
 	return nil
 }
 

@@ -43,7 +43,8 @@ func (db *DB) janitor() {
 // clean deletes what is expired or too old now, chunk by chunk, so that commits
 // go between.
 func (db *DB) clean(ctx context.Context) error {
-	for _, sweep := range []func(*writer) (int64, error){sweepExpired, db.trimFeed} {
+	trim := func(w *writer) (int64, error) { return trimFeed(w, db.opts.FeedAge) }
+	for _, sweep := range []func(*writer) (int64, error){sweepExpired, trim} {
 		for n := int64(chunk); n == chunk; {
 			select {
 			case <-db.closing:
@@ -79,14 +80,14 @@ func sweepExpired(w *writer) (int64, error) {
 	return n, nil
 }
 
-// trimFeed drops the oldest records up to the first that is young enough, and
-// remembers up to where.
-func (db *DB) trimFeed(w *writer) (int64, error) {
+// trimFeed drops the oldest records up to the first that is younger than age,
+// and remembers up to where.
+func trimFeed(w *writer, age time.Duration) (int64, error) {
 	s, err := w.c.prepare(oldestSQL)
 	if err != nil {
 		return 0, err
 	}
-	old := w.now - int64(db.opts.FeedAge/time.Second)
+	old := w.now - int64(age/time.Second)
 	s.bindInt(1, chunk)
 	var n, upTo int64
 	for {
@@ -114,6 +115,6 @@ func (db *DB) trimFeed(w *writer) (int64, error) {
 			return 0, err
 		}
 	}
-	db.counts.trimmed.Add(n)
+	w.db.counts.trimmed.Add(n)
 	return n, nil
 }
