@@ -1,0 +1,286 @@
+// Package bustest holds every engine of the bus to the same promises: what is
+// published is delivered at least once to each rule whose pattern matches, and
+// to no other, and what is refused is told.
+package bustest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/bus"
+)
+
+// Rig is an engine with a way to attach rules.
+type Rig struct {
+	Publisher bus.Publisher
+	// Subscribe makes a rule that delivers to the handler before it returns, and
+	// undoes it when the test ends. The handler may be called concurrently.
+	Subscribe func(t *testing.T, p bus.Pattern, h func(context.Context, bus.Message) error)
+	// Slack is how long a delivery may take; zero means 10 s.
+	Slack time.Duration
+	// Retries says that a handler that failed is called again.
+	Retries bool
+}
+
+// Run runs the suite. open gives each test a rig; messages of other tests may
+// pass on the same bus.
+func Run(t *testing.T, open func(t *testing.T) Rig) {
+	for _, tt := range []struct {
+		name string
+		run  func(*testing.T, Rig)
+	}{
+		{"Delivers", testDelivers},
+		{"Patterns", testPatterns},
+		{"Many", testMany},
+		{"TooLarge", testTooLarge},
+		{"Invalid", testInvalid},
+		{"Partial", testPartial},
+		{"Nothing", testNothing},
+		{"RetriesHandler", testRetriesHandler},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			r := open(t)
+			if r.Slack == 0 {
+				r.Slack = 10 * time.Second
+			}
+			tt.run(t, r)
+		})
+	}
+}
+
+// inbox keeps what one rule delivered.
+type inbox struct {
+	mu  sync.Mutex
+	got map[string]bus.Message
+	new chan struct{}
+}
+
+func newInbox() *inbox { return &inbox{got: map[string]bus.Message{}, new: make(chan struct{}, 1)} }
+
+func (in *inbox) put(_ context.Context, m bus.Message) error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.got[m.ID] = m
+	select {
+	case in.new <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// await waits until all the ids were delivered.
+func (in *inbox) await(t *testing.T, slack time.Duration, ids ...string) map[string]bus.Message {
+	t.Helper()
+	late := time.After(slack)
+	for {
+		in.mu.Lock()
+		missing := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { _, ok := in.got[id]; return ok })
+		in.mu.Unlock()
+		if len(missing) == 0 {
+			break
+		}
+		select {
+		case <-in.new:
+		case <-late:
+			t.Fatalf("not delivered within %s: %d of %d, first %s", slack, len(missing), len(ids), missing[0])
+		}
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	got := make(map[string]bus.Message, len(in.got))
+	for id, m := range in.got {
+		got[id] = m
+	}
+	return got
+}
+
+var serial = struct {
+	sync.Mutex
+	n int
+}{}
+
+// prefix makes event types of a test's own.
+func prefix() string {
+	serial.Lock()
+	defer serial.Unlock()
+	serial.n++
+	return fmt.Sprintf("test%d-%d.", time.Now().UnixNano(), serial.n)
+}
+
+func message(eventType, id string) bus.Message {
+	return bus.Message{
+		ID: eventType + "/" + id, Type: eventType, Time: time.Now().UTC().Truncate(time.Second),
+		Detail: json.RawMessage(`{"id":` + strconv.Quote(id) + `,"text":"ä \u0000 <&>"}`),
+	}
+}
+
+func publish(t *testing.T, r Rig, ms ...bus.Message) {
+	t.Helper()
+	if err := r.Publisher.Publish(t.Context(), ms...); err != nil {
+		t.Fatalf("Publish: %v", err)
+	}
+}
+
+func testDelivers(t *testing.T, r Rig) {
+	p, in := prefix(), newInbox()
+	r.Subscribe(t, bus.Pattern{Type: p + "*"}, in.put)
+	m := message(p+"one", "1")
+	publish(t, r, m)
+	got := in.await(t, r.Slack, m.ID)[m.ID]
+	var want, have any
+	if err := errors.Join(json.Unmarshal(m.Detail, &want), json.Unmarshal(got.Detail, &have)); err != nil {
+		t.Fatal(err)
+	}
+	if got.Type != m.Type || !got.Time.Equal(m.Time) || fmt.Sprint(have) != fmt.Sprint(want) {
+		t.Errorf("published %+v, delivered %+v", m, got)
+	}
+}
+
+func testPatterns(t *testing.T, r Rig) {
+	p := prefix()
+	exact, under, all := newInbox(), newInbox(), newInbox()
+	r.Subscribe(t, bus.Pattern{Type: p + "node.joined"}, exact.put)
+	r.Subscribe(t, bus.Pattern{Type: p + "node.*"}, under.put)
+	r.Subscribe(t, bus.Pattern{}, all.put)
+	joined, left, other := message(p+"node.joined", "1"), message(p+"node.joined.again", "2"), message(p+"device.reset", "3")
+	last := message(p+"node.joined", "4")
+	publish(t, r, joined, left, other, last)
+	for name, tt := range map[string]struct {
+		in   *inbox
+		want []bus.Message
+		not  []bus.Message
+	}{
+		"exact":  {exact, []bus.Message{joined, last}, []bus.Message{left, other}},
+		"prefix": {under, []bus.Message{joined, left, last}, []bus.Message{other}},
+		"all":    {all, []bus.Message{joined, left, other, last}, nil},
+	} {
+		var ids []string
+		for _, m := range tt.want {
+			ids = append(ids, m.ID)
+		}
+		got := tt.in.await(t, r.Slack, ids...)
+		for _, m := range tt.not {
+			if _, ok := got[m.ID]; ok {
+				t.Errorf("%s: delivered %s", name, m.ID)
+			}
+		}
+	}
+}
+
+// testMany publishes more than one request of any engine takes.
+func testMany(t *testing.T, r Rig) {
+	p, in := prefix(), newInbox()
+	r.Subscribe(t, bus.Pattern{Type: p + "*"}, in.put)
+	var ms []bus.Message
+	var ids []string
+	for i := range 57 {
+		m := message(p+"n", strconv.Itoa(i))
+		ms, ids = append(ms, m), append(ids, m.ID)
+	}
+	// Large ones too: EventBridge bounds the request as well as the entry.
+	for i := range 3 {
+		m := message(p+"large", strconv.Itoa(i))
+		m.Detail = sized(bus.MaxDetailBytes)
+		ms, ids = append(ms, m), append(ids, m.ID)
+	}
+	publish(t, r, ms...)
+	got := in.await(t, r.Slack, ids...)
+	if n := len(got[ids[len(ids)-1]].Detail); n < bus.MaxDetailBytes {
+		t.Errorf("a detail of %d bytes arrived with %d", bus.MaxDetailBytes, n)
+	}
+}
+
+// sized makes a detail of exactly n bytes.
+func sized(n int) json.RawMessage {
+	const frame = `{"x":""}`
+	return json.RawMessage(`{"x":"` + strings.Repeat("x", n-len(frame)) + `"}`)
+}
+
+func testTooLarge(t *testing.T, r Rig) {
+	m := message(prefix()+"large", "1")
+	m.Detail = sized(bus.MaxDetailBytes + 1)
+	err := r.Publisher.Publish(t.Context(), m)
+	if !errors.Is(err, bus.ErrTooLarge) || !strings.Contains(err.Error(), strconv.Itoa(bus.MaxDetailBytes)) {
+		t.Errorf("%v, want ErrTooLarge with the limit", err)
+	}
+}
+
+func testInvalid(t *testing.T, r Rig) {
+	for name, spoil := range map[string]func(*bus.Message){
+		"no id":      func(m *bus.Message) { m.ID = "" },
+		"no type":    func(m *bus.Message) { m.Type = "" },
+		"long type":  func(m *bus.Message) { m.Type = strings.Repeat("t", bus.MaxTypeBytes+1) },
+		"no time":    func(m *bus.Message) { m.Time = time.Time{} },
+		"no detail":  func(m *bus.Message) { m.Detail = nil },
+		"not json":   func(m *bus.Message) { m.Detail = json.RawMessage(`{"a":`) },
+		"no object":  func(m *bus.Message) { m.Detail = json.RawMessage(`[1]`) },
+		"two values": func(m *bus.Message) { m.Detail = json.RawMessage(`{}{}`) },
+	} {
+		m := message(prefix()+"bad", "1")
+		spoil(&m)
+		if err := r.Publisher.Publish(t.Context(), m); !errors.Is(err, bus.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
+	}
+}
+
+// testPartial: bad messages hold none of the others back and are told by index.
+func testPartial(t *testing.T, r Rig) {
+	p, in := prefix(), newInbox()
+	r.Subscribe(t, bus.Pattern{Type: p + "*"}, in.put)
+	var ms []bus.Message
+	for i := range 23 {
+		ms = append(ms, message(p+"n", strconv.Itoa(i)))
+	}
+	ms[3].Detail = sized(bus.MaxDetailBytes + 1)
+	ms[17].Detail = json.RawMessage(`nope`)
+	err := r.Publisher.Publish(t.Context(), ms...)
+	partial, ok := errors.AsType[*bus.PartialError](err)
+	if !ok || !slices.Equal(partial.Failed, []int{3, 17}) || !errors.Is(err, bus.ErrTooLarge) {
+		t.Fatalf("%v (%+v), want a PartialError of 3 and 17", err, partial)
+	}
+	var ids []string
+	for i, m := range ms {
+		if i != 3 && i != 17 {
+			ids = append(ids, m.ID)
+		}
+	}
+	got := in.await(t, r.Slack, ids...)
+	if len(got) != len(ids) {
+		t.Errorf("%d messages delivered, want %d", len(got), len(ids))
+	}
+}
+
+func testNothing(t *testing.T, r Rig) {
+	publish(t, r)
+	publish(t, r, message(prefix()+"nobody.listens", "1"))
+}
+
+func testRetriesHandler(t *testing.T, r Rig) {
+	if !r.Retries {
+		t.Skip("the engine's own rules do not call a handler again") // declared by the rig, not missing
+	}
+	p, in := prefix(), newInbox()
+	var mu sync.Mutex
+	calls := 0
+	r.Subscribe(t, bus.Pattern{Type: p + "*"}, func(ctx context.Context, m bus.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if calls++; calls <= 2 {
+			return errors.New("not yet")
+		}
+		return in.put(ctx, m)
+	})
+	m := message(p+"one", "1")
+	publish(t, r, m)
+	in.await(t, r.Slack, m.ID)
+}

@@ -1,0 +1,404 @@
+// Package inproc is the one-machine engine of the bus: it hands events to
+// subscribers in the same process. The relay publishes; what a site attaches
+// (webhooks, exports) subscribes.
+//
+// An accepted message is handled at least once by every subscriber that matches
+// it, or, after Attempts failures, dropped for that subscriber and counted. It
+// is kept in memory only: what the process still held when it died is published
+// again by the relay, which records what it has published afterwards.
+//
+// Subscribers are apart from each other, as targets of an EventBridge rule are.
+// One that is slow but works holds publishers back for a moment (Block); one
+// that fails loses its oldest messages when its buffer is full, counted, and
+// nobody else notices.
+package inproc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/bus"
+)
+
+// Handler handles one message. It is called by one goroutine per subscription,
+// in the order of publishing, again and again until it returns nil.
+type Handler func(ctx context.Context, m bus.Message) error
+
+// Options tune the bus; zero values mean the defaults.
+type Options struct {
+	Buffer   int           // messages that wait per subscriber; 10,000
+	Attempts int           // calls of a handler before its message is dropped; 8
+	Timeout  time.Duration // of one call; 30 s
+	// Backoff is the wait after a first failure; it doubles up to MaxBackoff,
+	// and half of it is random. 100 ms and 10 s.
+	Backoff, MaxBackoff time.Duration
+	// Block is how long a publish waits for room in a working subscriber's
+	// buffer; 1 s.
+	Block time.Duration
+	// OnDrop is told of every message dropped, with the handler's last error
+	// (ErrFull when there was no room). It must not block.
+	OnDrop func(m bus.Message, err error)
+}
+
+// ErrFull: a failing subscriber's buffer had no room.
+var ErrFull = errors.New("subscriber's buffer is full")
+
+// Bus is an engine; make one with New.
+type Bus struct {
+	o Options
+
+	mu     sync.Mutex
+	subs   []*Subscription
+	closed bool
+	past   Stats // of subscriptions that ended
+}
+
+var _ bus.Publisher = (*Bus)(nil)
+
+// New returns an open bus.
+func New(o Options) *Bus {
+	set := func(d *time.Duration, to time.Duration) {
+		if *d == 0 {
+			*d = to
+		}
+	}
+	set(&o.Timeout, 30*time.Second)
+	set(&o.Backoff, 100*time.Millisecond)
+	set(&o.MaxBackoff, 10*time.Second)
+	set(&o.Block, time.Second)
+	if o.Buffer == 0 {
+		o.Buffer = 10_000
+	}
+	if o.Attempts == 0 {
+		o.Attempts = 8
+	}
+	return &Bus{o: o}
+}
+
+// Stats counts what a subscription, or all of a bus, did with its messages.
+type Stats struct {
+	Delivered int64 // handled without error
+	Retried   int64 // calls after a failure
+	Dropped   int64 // given up, or pushed out of a full buffer, or left at Close
+	Waiting   int   // in the buffer now
+}
+
+func (s *Stats) add(t Stats) {
+	s.Delivered += t.Delivered
+	s.Retried += t.Retried
+	s.Dropped += t.Dropped
+	s.Waiting += t.Waiting
+}
+
+// Subscription is one subscriber's place on the bus.
+type Subscription struct {
+	bus     *Bus
+	pattern bus.Pattern
+	handle  Handler
+	stop    context.CancelFunc
+	done    chan struct{} // closed when the goroutine has ended
+
+	// Guarded by bus.mu.
+	buffer  []bus.Message
+	failing bool // the last call failed
+	ended   bool
+	stats   Stats
+	wake    chan struct{} // of one: there is a message, or it has ended
+	room    chan struct{} // closed and replaced when a message leaves the buffer
+}
+
+// Subscribe calls the handler for every message published from now on that
+// matches.
+func (b *Bus) Subscribe(p bus.Pattern, h Handler) (*Subscription, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Subscription{bus: b, pattern: p, handle: h, stop: cancel, done: make(chan struct{}), wake: make(chan struct{}, 1), room: make(chan struct{})}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		cancel()
+		return nil, fmt.Errorf("subscribe: %w: closed", bus.ErrUnavailable)
+	}
+	b.subs = append(b.subs, s)
+	go s.run(ctx)
+	return s, nil
+}
+
+// Publish accepts messages for all subscribers. What cannot be accepted is
+// listed in a *bus.PartialError: messages that break a limit (ErrTooLarge,
+// ErrInvalid), and those for which a subscriber had no room (ErrUnavailable). A
+// message is accepted by all its subscribers or by none, so that publishing it
+// again repeats nothing.
+func (b *Bus) Publish(ctx context.Context, ms ...bus.Message) error {
+	failed := &bus.PartialError{}
+	fail := func(i int, err error) {
+		if failed.Err == nil {
+			failed.Err = err
+		}
+		failed.Failed = append(failed.Failed, i)
+	}
+	var deadline <-chan time.Time // one Block for the whole call
+	full := false
+	for i, m := range ms {
+		err := m.Check()
+		if err == nil && full {
+			err = fmt.Errorf("%w: %w", bus.ErrUnavailable, ErrFull)
+		}
+		for err == nil {
+			var wait <-chan struct{}
+			if wait, err = b.offer(m); err != nil || wait == nil {
+				break
+			}
+			if deadline == nil {
+				timer := time.NewTimer(b.o.Block)
+				defer timer.Stop()
+				deadline = timer.C
+			}
+			select {
+			case <-wait:
+			case <-deadline:
+				full = true
+				err = fmt.Errorf("%w: %w", bus.ErrUnavailable, ErrFull)
+			case <-ctx.Done():
+				full = true
+				err = fmt.Errorf("%w: %w", bus.ErrUnavailable, ctx.Err())
+			}
+		}
+		if err != nil {
+			fail(i, err)
+		}
+	}
+	if failed.Err != nil {
+		return failed
+	}
+	return nil
+}
+
+// offer gives the message to all its subscribers, or, when a working one has no
+// room, to none: it then returns what to wait for.
+func (b *Bus) offer(m bus.Message) (wait <-chan struct{}, err error) {
+	m.Detail = slices.Clone(m.Detail)
+	var dropped []bus.Message
+	defer func() { // after the unlock
+		for _, m := range dropped {
+			b.tellDrop(m, ErrFull)
+		}
+	}()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, fmt.Errorf("%w: closed", bus.ErrUnavailable)
+	}
+	var to []*Subscription
+	for _, s := range b.subs {
+		if !s.pattern.Match(m.Type) {
+			continue
+		}
+		if len(s.buffer) >= b.o.Buffer && !s.failing {
+			return s.room, nil
+		}
+		to = append(to, s)
+	}
+	for _, s := range to {
+		if len(s.buffer) >= b.o.Buffer {
+			dropped = append(dropped, s.buffer[0])
+			s.buffer = s.buffer[1:]
+			s.stats.Dropped++
+		}
+		s.buffer = append(s.buffer, m)
+		s.signal()
+	}
+	return nil, nil
+}
+
+func (b *Bus) tellDrop(m bus.Message, err error) {
+	if b.o.OnDrop != nil {
+		b.o.OnDrop(m, err)
+	}
+}
+
+// Stats sums up all subscriptions, those that ended too.
+func (b *Bus) Stats() Stats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	total := b.past
+	for _, s := range b.subs {
+		total.add(s.statsLocked())
+	}
+	return total
+}
+
+// Close takes no more messages and waits until the buffers are empty or ctx
+// ends; what is left then is dropped, counted, and told as an error.
+func (b *Bus) Close(ctx context.Context) error {
+	b.mu.Lock()
+	b.closed = true
+	subs := slices.Clone(b.subs)
+	for _, s := range subs {
+		s.ended = true
+		s.signal()
+		s.openRoom() // publishers that wait find the bus closed
+	}
+	b.mu.Unlock()
+	for _, s := range subs {
+		select {
+		case <-s.done:
+		case <-ctx.Done():
+			s.stop()
+			<-s.done
+		}
+	}
+	left := 0
+	for _, s := range subs {
+		left += s.end()
+	}
+	if left > 0 {
+		return fmt.Errorf("close bus: %d messages were not handled: %w", left, ctx.Err())
+	}
+	return nil
+}
+
+// Close ends the subscription: the call in progress is cancelled and awaited,
+// what waits is dropped. The handler itself must not call it.
+func (s *Subscription) Close() {
+	s.stop()
+	<-s.done
+	s.end()
+}
+
+// end takes the subscription off the bus and counts what was left.
+func (s *Subscription) end() (left int) {
+	b := s.bus
+	b.mu.Lock()
+	s.ended = true
+	dropped := s.buffer
+	s.buffer = nil
+	s.stats.Dropped += int64(len(dropped))
+	s.openRoom()
+	if i := slices.Index(b.subs, s); i >= 0 {
+		b.subs = slices.Delete(b.subs, i, i+1)
+		b.past.add(s.stats)
+	}
+	b.mu.Unlock()
+	for _, m := range dropped {
+		b.tellDrop(m, context.Canceled)
+	}
+	return len(dropped)
+}
+
+// Stats counts this subscription's messages.
+func (s *Subscription) Stats() Stats {
+	s.bus.mu.Lock()
+	defer s.bus.mu.Unlock()
+	return s.statsLocked()
+}
+
+func (s *Subscription) statsLocked() Stats {
+	st := s.stats
+	st.Waiting = len(s.buffer)
+	return st
+}
+
+// signal and openRoom are called with the lock held.
+func (s *Subscription) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Subscription) openRoom() {
+	close(s.room)
+	s.room = make(chan struct{})
+}
+
+// run delivers until the subscription ends. The message in hand stays out of
+// the buffer.
+func (s *Subscription) run(ctx context.Context) {
+	defer close(s.done)
+	for ctx.Err() == nil {
+		m, ok, ended := s.next()
+		switch {
+		case ok:
+			s.deliver(ctx, m)
+		case ended:
+			return
+		default:
+			select {
+			case <-s.wake:
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+func (s *Subscription) next() (m bus.Message, ok, ended bool) {
+	s.bus.mu.Lock()
+	defer s.bus.mu.Unlock()
+	if len(s.buffer) == 0 {
+		return bus.Message{}, false, s.ended
+	}
+	m = s.buffer[0]
+	s.buffer[0] = bus.Message{} // free its detail
+	s.buffer = s.buffer[1:]
+	s.openRoom()
+	return m, true, false
+}
+
+func (s *Subscription) deliver(ctx context.Context, m bus.Message) {
+	o := s.bus.o
+	pause := o.Backoff
+	for attempt := 1; ; attempt++ {
+		err := s.attempt(ctx, m)
+		given := err != nil && (attempt >= o.Attempts || ctx.Err() != nil)
+		s.count(err, attempt > 1, given)
+		if given {
+			s.bus.tellDrop(m, err)
+		}
+		if err == nil || given {
+			return
+		}
+		timer := time.NewTimer(pause/2 + rand.N(pause/2+1))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+		pause = min(2*pause, o.MaxBackoff)
+	}
+}
+
+// attempt calls the handler once; a panic is an error of that handler.
+func (s *Subscription) attempt(ctx context.Context, m bus.Message) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.bus.o.Timeout)
+	defer cancel()
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("handler panicked: %v", r)
+		}
+	}()
+	return s.handle(ctx, m)
+}
+
+func (s *Subscription) count(err error, again, given bool) {
+	s.bus.mu.Lock()
+	defer s.bus.mu.Unlock()
+	if again {
+		s.stats.Retried++
+	}
+	if err == nil {
+		s.stats.Delivered++
+	}
+	if given {
+		s.stats.Dropped++
+	}
+	failing := err != nil
+	if failing && !s.failing {
+		s.openRoom() // publishers need not wait for it any longer
+	}
+	s.failing = failing
+}
