@@ -263,6 +263,10 @@ func (db *DB) openReaders() error {
 		if err != nil {
 			return err
 		}
+		if err := c.exec("pragma query_only = 1"); err != nil {
+			c.close()
+			return err
+		}
 		db.pool <- c
 		db.opened++
 	}
@@ -295,7 +299,7 @@ func (db *DB) openReader() (*conn, error) {
 		err = fmt.Errorf("%w: it is empty", ErrNotLedger)
 	}
 	if err == nil {
-		err = c.exec(fmt.Sprintf("pragma query_only = 1; pragma temp_store = memory; pragma cache_size = -%d", readerCacheKiB))
+		err = c.exec(fmt.Sprintf("pragma temp_store = memory; pragma cache_size = -%d", readerCacheKiB))
 	}
 	if err != nil {
 		c.close()
