@@ -49,8 +49,13 @@ func (db *DB) backup(ctx context.Context, file string) (err error) {
 	if err := temp.Sync(); err != nil {
 		return err
 	}
-	if err := os.Link(temp.Name(), file); err != nil { // unlike rename it does not replace
+	// Unlike a rename, a link does not replace; not every file system has it.
+	if err := os.Link(temp.Name(), file); errors.Is(err, fs.ErrExist) {
 		return err
+	} else if err != nil {
+		if err := os.Rename(temp.Name(), file); err != nil {
+			return err
+		}
 	}
 	return syncDir(dir)
 }

@@ -16,16 +16,22 @@ import (
 	"github.com/opsplane/opsplane/shared/ledger"
 )
 
-// childEnv makes the test binary a process that commits until it is killed.
-const childEnv = "LEDGER_CRASH_CHILD"
+// Each of these variables, set to a ledger's path, makes the test binary another
+// process of a test: one that commits until it is killed, one that cannot write.
+const (
+	childEnv      = "LEDGER_CRASH_CHILD"
+	unwritableEnv = "LEDGER_UNWRITABLE_CHILD"
+)
 
 func TestMain(m *testing.M) {
-	if path := os.Getenv(childEnv); path != "" {
-		if err := crashChild(path); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+	for env, child := range map[string]func(string) error{childEnv: crashChild, unwritableEnv: openUnwritable} {
+		if path := os.Getenv(env); path != "" {
+			if err := child(path); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
 		}
-		return
 	}
 	os.Exit(m.Run())
 }

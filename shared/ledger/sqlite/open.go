@@ -81,6 +81,7 @@ type DB struct {
 	log    *slog.Logger
 	lock   *fileLock
 	queue  *queue
+	writer *conn
 	pool   chan *conn
 	feed   feedState
 	watch  watchers
@@ -153,17 +154,14 @@ func open(o Options) (_ *DB, err error) {
 	if db.lock, err = lockFile(o.Path + ".lock"); err != nil {
 		return nil, err
 	}
-	c, err := openWriter(o)
-	if err != nil {
+	if db.writer, err = openWriter(o); err != nil {
 		return nil, err
 	}
-	w, err := newWriter(db, c)
+	w, err := newWriter(db, db.writer)
 	if err != nil {
-		c.close()
 		return nil, err
 	}
 	if err := db.openReaders(); err != nil {
-		c.close()
 		return nil, err
 	}
 	db.loops.Go(w.loop)
@@ -283,7 +281,7 @@ func (db *DB) openReader() (*conn, error) {
 		return nil, openFailure(err)
 	}
 	version, err := checkFile(c)
-	if cannotOpen(err) && db.opts.ReadOnly {
+	if noPlaceForLog(err) && db.opts.ReadOnly {
 		// A folder that cannot be written has no place for the shared memory of
 		// the write-ahead log. Without a log nobody is writing: the file stands.
 		if _, statErr := os.Stat(db.opts.Path + "-wal"); errors.Is(statErr, fs.ErrNotExist) {
@@ -308,9 +306,10 @@ func (db *DB) openReader() (*conn, error) {
 	return c, nil
 }
 
-func cannotOpen(err error) bool {
+// noPlaceForLog tells the failures of a folder that cannot be written.
+func noPlaceForLog(err error) bool {
 	var se *sqlError
-	return errors.As(err, &se) && se.primary() == sqlite3.SQLITE_CANTOPEN
+	return errors.As(err, &se) && (se.primary() == sqlite3.SQLITE_CANTOPEN || se.Code == sqlite3.SQLITE_READONLY_DIRECTORY)
 }
 
 // Close finishes the commits that wait, refuses new calls with ErrUnavailable,
@@ -325,12 +324,17 @@ func (db *DB) Close() error {
 	return nil
 }
 
-// drop closes the readers, once each has come back, and lets the lock go.
+// drop closes the connections, each reader once it has come back, and lets the
+// lock go. The writer is last: the last one folds the log into the file, which a
+// reader cannot.
 func (db *DB) drop() {
 	db.backups.Lock()
 	defer db.backups.Unlock()
 	for ; db.opened > 0; db.opened-- {
 		(<-db.pool).close()
+	}
+	if db.writer != nil {
+		db.writer.close()
 	}
 	if db.lock != nil {
 		db.lock.release()

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,6 +25,9 @@ func made(t *testing.T) string {
 	}
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := os.Stat(db.opts.Path + "-wal"); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("the log is still there after close: %v", err)
 	}
 	return db.opts.Path
 }
@@ -142,8 +147,8 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// TestReadOnlyFolder runs as another user when the test's own may write
-// everywhere.
+// TestReadOnlyFolder runs its checks as a user who cannot write there: root may
+// write everywhere, so for root that is a child process.
 func TestReadOnlyFolder(t *testing.T) {
 	t.Parallel()
 	path := made(t)
@@ -152,24 +157,54 @@ func TestReadOnlyFolder(t *testing.T) {
 	if err := os.Chmod(path, 0o444); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o555); err != nil {
-		t.Fatal(err)
+	for folder, mode := range map[string]os.FileMode{filepath.Dir(dir): 0o755, dir: 0o555} {
+		if err := os.Chmod(folder, mode); err != nil {
+			t.Fatal(err)
+		}
 	}
 	t.Cleanup(func() { os.Chmod(dir, 0o755) })
-	if os.Getuid() == 0 {
-		t.Skip("root may write everywhere")
+	if os.Getuid() != 0 {
+		if err := openUnwritable(path); err != nil {
+			t.Error(err)
+		}
+		return
 	}
-	if _, err := Open(t.Context(), Options{Path: path}); !errors.Is(err, ErrReadOnly) {
-		t.Errorf("got %v, want ErrReadOnly", err)
-	}
-	ro, err := Open(t.Context(), Options{Path: path, ReadOnly: true})
+	self, err := os.Executable()
 	if err != nil {
-		t.Fatalf("read-only: %v", err)
+		t.Fatal(err)
 	}
-	defer ro.Close()
-	if it, err := ro.Get(t.Context(), ledger.Key{PK: "p", SK: "s"}); err != nil || string(it.Data) != "kept" {
-		t.Errorf("get: got %q, %v", it.Data, err)
+	binary, err := os.ReadFile(self) // the original lies where only root may go
+	if err != nil {
+		t.Fatal(err)
 	}
+	self = filepath.Join(dir, "child")
+	if err := os.WriteFile(self, binary, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), unwritableEnv+"="+path)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("as another user: %v\n%s", err, out)
+	}
+}
+
+// openUnwritable opens a ledger that this user can only read.
+func openUnwritable(path string) error {
+	ctx := context.Background()
+	if _, err := Open(ctx, Options{Path: path}); !errors.Is(err, ErrReadOnly) {
+		return fmt.Errorf("open: got %w, want ErrReadOnly", err)
+	}
+	db, err := Open(ctx, Options{Path: path, ReadOnly: true})
+	if err != nil {
+		return fmt.Errorf("open read-only: %w", err)
+	}
+	defer db.Close()
+	if it, err := db.Get(ctx, ledger.Key{PK: "p", SK: "s"}); err != nil || string(it.Data) != "kept" {
+		return fmt.Errorf("get: got %q, %w", it.Data, err)
+	}
+	return nil
 }
 
 // TestLockedByProcess opens a ledger that another process holds.

@@ -56,7 +56,6 @@ func newWriter(db *DB, c *conn) (*writer, error) {
 
 // loop commits group after group until the queue is closed and empty.
 func (w *writer) loop() {
-	defer w.c.close()
 	for {
 		w.batch = w.db.queue.take(w.batch[:0])
 		if len(w.batch) == 0 {
