@@ -1,0 +1,235 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// observeAtDeadline leaves the rest of the second to the report.
+const observeAtDeadline = 200 * time.Millisecond
+
+// conclude runs the cleanup that the end calls for and makes the final report.
+func (r *run) conclude(held, work context.Context, e end) *protocol.Final {
+	switch e.outcome {
+	case protocol.FinalCancelled, protocol.FinalTimedOut, protocol.FinalHandBack:
+		if r.requiredDone() { // the work was done first
+			e = end{outcome: protocol.FinalSucceeded}
+		}
+	}
+	f := &protocol.Final{Outcome: e.outcome}
+	switch e.outcome {
+	case protocol.FinalCancelled, protocol.FinalFailed:
+		cleanup, cut := r.cleanUp(work)
+		switch {
+		case cut == nil:
+		case cut.outcome == protocol.FinalTimedOut && e.outcome == protocol.FinalFailed: // the first cause stands
+		default:
+			e = *cut
+			f.Outcome = e.outcome
+		}
+		if f.Outcome != protocol.FinalAmbiguous {
+			f.Cleanup = cleanup
+		}
+	case protocol.FinalTimedOut: // nothing may be issued any more
+		f.Cleanup = &operation.Cleanup{State: operation.CleanupNone}
+		if r.needsCleanup() {
+			f.Cleanup = &operation.Cleanup{State: operation.CleanupAbandoned, Detail: "the deadline has passed"}
+		}
+	}
+	r.explain(f, e)
+	r.observe(held, f)
+	return f
+}
+
+// explain fills in the cause and what a person can do.
+func (r *run) explain(f *protocol.Final, e end) {
+	if f.Outcome == protocol.FinalSucceeded || f.Outcome == protocol.FinalHandBack || f.Outcome == protocol.FinalCancelled {
+		return
+	}
+	c := &operation.Cause{ErrorCode: e.out.ErrorCode, CommandID: e.out.CommandID, Detail: e.out.Detail}
+	r.mu.Lock()
+	why, lastFailed := r.why, r.lastFailed
+	r.mu.Unlock()
+	if e.step != nil {
+		c.StepID = e.step.ID
+	}
+	if c.CommandID == "" && f.Outcome == protocol.FinalFailed {
+		c.CommandID = lastFailed
+	}
+	if f.Outcome == protocol.FinalTimedOut {
+		c.ErrorCode = codeDeadline
+		switch {
+		case why != "" && c.Detail != "" && why != c.Detail:
+			c.Detail = why + "; " + c.Detail
+		case why != "":
+			c.Detail = why
+		}
+		if c.Detail == "" {
+			c.Detail = "the deadline passed"
+		}
+	}
+	c.Detail = detail(c.Detail)
+	f.Cause = c
+	f.Retryable = f.Outcome == protocol.FinalFailed && e.out.Retryable
+	f.ActionCode, f.ActionText = e.out.ActionCode, detail(e.out.ActionText)
+	if f.ActionCode == "" && f.Outcome == protocol.FinalFailed {
+		f.ActionCode = operation.ActEscalate
+		if f.Retryable {
+			f.ActionCode = operation.ActRetry
+		}
+	}
+	for _, s := range r.steps {
+		if s.Phase != operation.StepUnknown {
+			continue
+		}
+		resources := s.Resources
+		if len(resources) == 0 {
+			resources = []string{r.a.TargetID}
+		}
+		for _, resource := range resources {
+			f.Residual = append(f.Residual, operation.Residual{StepID: s.ID, Step: s.Name, Resource: resource, Detail: c.Detail})
+		}
+	}
+}
+
+// observe adds what is known of the world. It reads only, so it may go on past
+// the deadline, briefly.
+func (r *run) observe(ctx context.Context, f *protocol.Final) {
+	within := r.lease.call
+	switch f.Outcome {
+	case protocol.FinalAmbiguous, protocol.FinalHandBack:
+		return
+	case protocol.FinalTimedOut:
+		within = observeAtDeadline
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	got := make(chan executor.Ending, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				r.log.Error("an observation panicked", slog.Any("panic", p))
+			}
+		}()
+		got <- r.agent.cfg.Executor.Observe(ctx, r.a)
+	}()
+	var seen executor.Ending
+	select {
+	case seen = <-got:
+	case <-ctx.Done():
+		select {
+		case seen = <-got:
+		default:
+			r.out.note(protocol.Note{Code: "not_observed", Detail: "the target could not be observed in time"})
+			return
+		}
+	}
+	f.Observed = seen.Observed
+	f.Verified, f.NotVerified = texts(seen.Verified), texts(seen.NotVerified)
+	f.Details = redactJSON(seen.Details, protocol.MaxDetailsBytes)
+	f.Message = detail(seen.Message)
+	for _, x := range seen.Residual {
+		x.Detail = detail(x.Detail)
+		f.Residual = append(f.Residual, x)
+	}
+}
+
+func texts(in []string) []string {
+	var out []string
+	for _, s := range in {
+		out = append(out, detail(s))
+	}
+	return out
+}
+
+// needsCleanup tells whether there is cleanup to do: nothing was touched before
+// the first step with an effect.
+func (r *run) needsCleanup() bool {
+	touched, has := false, false
+	for _, s := range r.steps {
+		if s.Cleanup {
+			has = has || s.Phase != operation.StepSucceeded && s.Phase != operation.StepSkipped
+		} else if s.Effect && s.begun && s.Phase != operation.StepSkipped {
+			touched = true
+		}
+	}
+	return touched && has
+}
+
+// cleanUp runs the cleanup steps, all of them, whatever one comes to. It returns
+// how the run ends instead when it cannot be brought to its end.
+func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
+	if !r.needsCleanup() {
+		return &operation.Cleanup{State: operation.CleanupNone}, nil
+	}
+	cleanup := &operation.Cleanup{State: operation.CleanupDone}
+	for _, s := range r.steps {
+		if !s.Cleanup || s.Phase == operation.StepSucceeded || s.Phase == operation.StepSkipped {
+			continue
+		}
+		e := r.interrupted(ctx, false)
+		if e == nil {
+			e = r.step(ctx, s, false)
+		}
+		if e == nil {
+			continue
+		}
+		e.step = s
+		if e.outcome == protocol.FinalFailed {
+			cleanup = &operation.Cleanup{State: operation.CleanupFailed, Detail: detail(s.Name + ": " + e.out.Detail)}
+			continue
+		}
+		if e.outcome == protocol.FinalHandBack { // half cleaned up: whoever goes on must probe
+			e.outcome, e.out.ErrorCode = protocol.FinalAmbiguous, codeStopped
+		}
+		return &operation.Cleanup{State: operation.CleanupAbandoned, Detail: detail(e.out.Detail)}, e
+	}
+	return cleanup, nil
+}
+
+// finish tells the end until the plane has it, or keeps it when the lease is
+// over first.
+func (r *run) finish(held context.Context, f *protocol.Final) {
+	op, generation := r.a.Operation, r.a.Generation
+	seq := r.out.add(true, func(d *draft) { d.final = f })
+	err := r.out.wait(held, seq)
+	if err != nil && !errors.Is(err, errRefused) { // its answer may be on its way
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(held), callTimeout)
+		if r.out.landed(ctx, seq) {
+			err = nil
+		}
+		cancel()
+	}
+	switch {
+	case err == nil:
+		r.agent.metrics.Finished.Add(1)
+		r.agent.kept.drop(op, generation)
+		r.agent.kept.dropBefore(op, generation)
+		r.out.close(errLeaseOver)
+		r.log.Info("operation finished", slog.String("outcome", f.Outcome))
+	case errors.Is(err, errRefused):
+		r.agent.kept.drop(op, generation)
+		r.log.Error("the plane will not hear of the operation's end", slog.String("outcome", f.Outcome), slog.Any("error", err))
+	default:
+		r.agent.metrics.Kept.Add(1)
+		if errors.Is(err, errLeaseLost) {
+			r.agent.metrics.LeasesLost.Add(1)
+		}
+		r.log.Warn("the lease is over before the end was told; the report is kept",
+			slog.String("outcome", f.Outcome), slog.Any("error", err))
+		report := r.out.undelivered()
+		if report.Final == nil { // the outbox was closed before the end was known
+			report.Final = f
+		}
+		r.agent.kept.release(report, r.a.CorrelationID)
+	}
+}

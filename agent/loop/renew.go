@@ -1,0 +1,171 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// runs are the assignments that this agent holds.
+type runs struct {
+	mu   sync.Mutex
+	held map[string]*run
+	gone chan struct{} // closed and replaced when one ends
+}
+
+func newRuns() *runs { return &runs{held: map[string]*run{}, gone: make(chan struct{})} }
+
+func (r *runs) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.held)
+}
+
+func (r *runs) holds(op string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.held[op] != nil
+}
+
+// newer tells whether a doorbell of that generation was answered already: the
+// claim that it led to made a higher one.
+func (r *runs) newer(op string, generation int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held := r.held[op]
+	return held != nil && held.a.Generation > generation && held.lease.check() != errLeaseOver
+}
+
+// add takes a run in and returns the one that it displaces.
+func (r *runs) add(n *run) *run {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old := r.held[n.a.Operation]
+	r.held[n.a.Operation] = n
+	return old
+}
+
+func (r *runs) remove(n *run) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.held[n.a.Operation] == n {
+		delete(r.held, n.a.Operation)
+	}
+	close(r.gone)
+	r.gone = make(chan struct{})
+}
+
+func (r *runs) find(op string, generation int64) *run {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if held := r.held[op]; held != nil && held.a.Generation == generation {
+		return held
+	}
+	return nil
+}
+
+func (r *runs) all() []*run {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]*run, 0, len(r.held))
+	for _, held := range r.held {
+		out = append(out, held)
+	}
+	return out
+}
+
+func (r *runs) cancel(op string, generation int64) {
+	if held := r.find(op, generation); held != nil {
+		held.requestCancel()
+	}
+}
+
+func (r *runs) lose(op string, generation int64) {
+	if held := r.find(op, generation); held != nil {
+		held.lease.lose(errLeaseLost)
+	}
+}
+
+// renewNow asks for a renewal without waiting for its time.
+func (a *Agent) renewNow() {
+	select {
+	case a.renewal <- struct{}{}:
+	default:
+	}
+}
+
+// renew renews all held leases together, three times in a lease.
+func (a *Agent) renew(ctx context.Context) {
+	tries := 0
+	for {
+		third := ms(a.session.get().LeaseMS) / 3
+		if third <= 0 {
+			third = time.Second
+		}
+		wait := jitter(third)
+		if tries > 0 {
+			wait = backoff(tries, third/20, third)
+		}
+		if !pause(ctx, wait, a.renewal) {
+			return
+		}
+		if err := a.renewAll(ctx); err != nil {
+			if tries++; tries == 1 {
+				a.log.Warn("renewal failed", slog.Any("error", err))
+			}
+			continue
+		}
+		tries = 0
+	}
+}
+
+func (a *Agent) renewAll(ctx context.Context) error {
+	held := a.runs.all()
+	var failed error
+	for len(held) > 0 {
+		n := min(len(held), protocol.MaxBatch)
+		if err := a.renewBatch(ctx, held[:n]); err != nil {
+			failed = err
+		}
+		held = held[n:]
+	}
+	return failed
+}
+
+func (a *Agent) renewBatch(ctx context.Context, held []*run) error {
+	req := protocol.RenewRequest{AgentID: a.session.get().AgentID, Boot: a.boot}
+	for _, r := range held {
+		req.Renewals = append(req.Renewals, protocol.RenewalEntry{
+			Operation: r.a.Operation, Generation: r.a.Generation, Progress: r.out.latestProgress(),
+		})
+	}
+	var answer protocol.RenewAnswer
+	sent := a.mono()
+	if err := a.api.post(ctx, "/v1/agent/renewals", "", req, &answer); err != nil {
+		return err
+	}
+	if len(answer.Results) != len(held) {
+		return errors.New("renewals: the answer has another number of results")
+	}
+	for i, r := range held {
+		res := answer.Results[i]
+		switch {
+		case res.OK:
+			r.lease.renew(sent, res.LeaseMS, res.DeadlineMS)
+			if res.Cancel {
+				r.requestCancel()
+			}
+		case res.ErrorCode == codeUnavailable: // asked again in a while
+		default:
+			if !r.over() {
+				r.log.Warn("lease lost", slog.String("error_code", res.ErrorCode))
+			}
+			r.lease.lose(errLeaseLost)
+		}
+	}
+	return nil
+}

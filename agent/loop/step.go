@@ -1,0 +1,279 @@
+package loop
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+const (
+	// executeGrace is how long an executor may take to return after its context
+	// ended; what it did is unknown then.
+	executeGrace = 700 * time.Millisecond
+
+	retryBase   = 500 * time.Millisecond
+	retryMost   = 30 * time.Second
+	defaultWait = time.Second
+)
+
+// task is the step as the executor sees it. The returned function ends its
+// rights: an executor that was given up on cannot act any more.
+func (r *run) task(s *stepState, attempt int, fenced bool, boundary <-chan struct{}) (*executor.Task, func()) {
+	var over atomic.Bool
+	over.Store(fenced)
+	return &executor.Task{
+		Assignment: r.a,
+		Step:       s.Step,
+		Attempt:    attempt,
+		Cancelled:  boundary,
+		Remaining:  r.lease.remaining,
+		Fence: func(ctx context.Context) (context.Context, context.CancelFunc, error) {
+			if over.Load() {
+				return nil, func() {}, executor.ErrFenced
+			}
+			fctx, cancel, err := r.lease.fence(ctx)
+			if err != nil {
+				r.agent.metrics.Fenced.Add(1)
+			}
+			return fctx, cancel, err
+		},
+		Progress: func(done, total int, unit, message string) {
+			r.heard(message)
+			r.out.tell(operation.Progress{Step: s.Name, Done: done, Total: total, Unit: unit, Message: message})
+		},
+		Begin: func(name, resource string) (string, func(string, string)) {
+			c := r.out.begin(protocol.Command{
+				ID: id.New(id.Command, r.agent.now()), StepID: s.ID, Attempt: attempt,
+				Name: redact(name, 512), Resource: redact(resource, 512),
+			})
+			return c.ID, func(category, output string) {
+				if category != "ok" && category != "already" {
+					r.mu.Lock()
+					r.lastFailed = c.ID
+					r.mu.Unlock()
+				}
+				r.out.end(c, category, output)
+			}
+		},
+		Note: func(code, text string) {
+			r.out.note(protocol.Note{Code: cut(clean(code), 128), Detail: text, StepID: s.ID})
+		},
+	}, func() { over.Store(true) }
+}
+
+func (r *run) probe(ctx context.Context, s *stepState) (f executor.Finding) {
+	t, over := r.task(s, max(s.Attempts, 1), true, nil)
+	defer over()
+	ctx, cancel := context.WithTimeout(ctx, r.lease.call)
+	defer cancel()
+	got := make(chan executor.Finding, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				r.log.Error("a probe panicked", slog.String("step", s.Name), slog.Any("panic", p))
+				got <- executor.Finding{Phase: operation.StepUnknown, ErrorCode: codePanic, Detail: "the probe panicked"}
+			}
+		}()
+		got <- r.agent.cfg.Executor.Probe(ctx, t)
+	}()
+	select {
+	case f = <-got:
+	case <-afterDone(ctx, executeGrace):
+		f = executor.Finding{Phase: operation.StepUnknown, ErrorCode: codeNoAnswer, Detail: "the probe did not return"}
+	}
+	switch f.Phase {
+	case operation.StepSucceeded, operation.StepPending, operation.StepFailed:
+	default:
+		f.Phase = operation.StepUnknown
+	}
+	return f
+}
+
+// afterDone returns a channel that is closed some time after ctx ended.
+func afterDone(ctx context.Context, d time.Duration) <-chan struct{} {
+	c := make(chan struct{})
+	context.AfterFunc(ctx, func() { time.AfterFunc(d, func() { close(c) }) })
+	return c
+}
+
+// execute calls the executor once.
+func (r *run) execute(ctx context.Context, s *stepState, attempt int, boundary <-chan struct{}) executor.Outcome {
+	t, over := r.task(s, attempt, false, boundary)
+	defer over()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	got := make(chan executor.Outcome, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				r.log.Error("an executor panicked", slog.String("step", s.Name), slog.Any("panic", p))
+				got <- executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: codePanic, Detail: "the executor panicked"}
+			}
+		}()
+		got <- r.agent.cfg.Executor.Execute(ctx, t)
+	}()
+	select {
+	case out := <-got:
+		return out
+	case <-afterDone(ctx, executeGrace):
+		return executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: codeNoAnswer,
+			Detail: "the executor did not return after it was stopped"}
+	}
+}
+
+// step brings one step to its end: nil when it succeeded, or failed without
+// being required; else how the run ends.
+func (r *run) step(ctx context.Context, s *stepState, interruptible bool) *end {
+	var boundary <-chan struct{}
+	if interruptible {
+		boundary = r.boundary
+	}
+	for try := 1; ; try++ {
+		if e := r.begin(ctx, s, interruptible); e != nil {
+			return e
+		}
+		out := r.executeWaiting(ctx, s, boundary)
+		out.Detail, out.ErrorCode = detail(out.Detail), cut(clean(out.ErrorCode), 128)
+		switch out.Class {
+		case operation.OutcomeDone: // also when time ran out meanwhile: it was observed
+			r.close(s, operation.StepSucceeded, out)
+			return nil
+		case operation.OutcomePermanent:
+			if e := r.interrupted(ctx, interruptible); e != nil && out.ErrorCode == codeCancelled {
+				return r.interrupt(s, e, out)
+			}
+			r.close(s, operation.StepFailed, out)
+			if !s.Required && !s.Cleanup {
+				return nil
+			}
+			return &end{outcome: protocol.FinalFailed, out: out}
+		case operation.OutcomeTransient, operation.OutcomeWaiting:
+			if e := r.interrupted(ctx, interruptible); e != nil {
+				return r.interrupt(s, e, out)
+			}
+		case operation.OutcomeAmbiguous:
+			return r.ambiguous(ctx, s, out)
+		default:
+			out = executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: codeBadOutcome,
+				Detail: fmt.Sprintf("the executor returned an unknown outcome %q", detail(out.Class))}
+			return r.ambiguous(ctx, s, out)
+		}
+		// Transient: try again within the budget.
+		r.heard(out.Detail)
+		if try >= max(s.MaxAttempts, 1) {
+			r.close(s, operation.StepFailed, out)
+			if !s.Required && !s.Cleanup {
+				return nil
+			}
+			out.Retryable = true
+			return &end{outcome: protocol.FinalFailed, out: out}
+		}
+		r.close(s, operation.StepPending, out)
+		wait := backoff(try, retryBase, retryMost)
+		if out.After > 0 {
+			wait = jitter(out.After)
+		}
+		pause(ctx, wait, boundary)
+		if e := r.interrupted(ctx, interruptible); e != nil {
+			return r.interrupt(s, e, out)
+		}
+	}
+}
+
+// begin tells the plane that the step starts. A step with an effect waits until
+// the plane has it: "started" before anything is touched.
+func (r *run) begin(ctx context.Context, s *stepState, interruptible bool) *end {
+	if s.started { // the claim did it
+		s.started, s.begun, s.Phase = false, true, operation.StepRunning
+		s.Attempts = max(s.Attempts, 1)
+		return nil
+	}
+	s.Attempts++
+	s.Phase = operation.StepRunning
+	seq := r.out.step(s.Effect, protocol.StepReport{StepID: s.ID, Phase: operation.StepRunning})
+	if !s.Effect {
+		s.begun = true
+		return nil
+	}
+	err := r.out.wait(ctx, seq)
+	e := r.interrupted(ctx, interruptible)
+	if e == nil && err != nil {
+		e = &end{outcome: protocol.FinalAmbiguous, out: executor.Outcome{ErrorCode: codeLeaseLost, Detail: err.Error()}}
+	}
+	if e != nil {
+		return r.interrupt(s, e, executor.Outcome{Class: operation.OutcomeTransient})
+	}
+	s.begun = true
+	return nil
+}
+
+// executeWaiting executes until the outcome is another than waiting, all in one
+// attempt: nothing has gone wrong.
+func (r *run) executeWaiting(ctx context.Context, s *stepState, boundary <-chan struct{}) executor.Outcome {
+	for {
+		out := r.execute(ctx, s, s.Attempts, boundary)
+		if out.Class != operation.OutcomeWaiting || r.interrupted(ctx, boundary != nil) != nil {
+			return out
+		}
+		r.heard(out.Detail)
+		wait := out.After
+		if wait <= 0 {
+			wait = defaultWait
+		}
+		pause(ctx, wait, boundary)
+		if r.interrupted(ctx, boundary != nil) != nil {
+			return out
+		}
+	}
+}
+
+// close reports how an attempt ended.
+func (r *run) close(s *stepState, phase operation.StepPhase, out executor.Outcome) {
+	s.Phase = phase
+	r.out.step(false, protocol.StepReport{
+		StepID: s.ID, Phase: phase, Outcome: out.Class, ErrorCode: out.ErrorCode,
+		Detail: out.Detail, CommandID: out.CommandID,
+	})
+}
+
+// interrupt closes a step that the run's end cut short with nothing in flight.
+func (r *run) interrupt(s *stepState, e *end, out executor.Outcome) *end {
+	if s.Phase == operation.StepPending { // between two attempts, the last is closed
+		if e.out.Detail == "" {
+			e.out.Detail = out.Detail
+		}
+		return e
+	}
+	phase := operation.StepPending // another lease goes on with it
+	switch e.outcome {
+	case protocol.FinalTimedOut:
+		phase, out.ErrorCode = operation.StepFailed, codeDeadline
+	case protocol.FinalCancelled:
+		phase, out.ErrorCode = operation.StepFailed, codeCancelled
+	}
+	if phase == operation.StepFailed && !s.begun {
+		phase = operation.StepSkipped
+	}
+	r.close(s, phase, out)
+	if e.out.ErrorCode == "" {
+		e.out = out
+	}
+	return e
+}
+
+// ambiguous ends the run with a step whose effect nobody knows.
+func (r *run) ambiguous(ctx context.Context, s *stepState, out executor.Outcome) *end {
+	r.close(s, operation.StepUnknown, out)
+	if e := r.interrupted(ctx, false); e != nil && e.outcome == protocol.FinalTimedOut {
+		e.out = out
+		return e
+	}
+	return &end{outcome: protocol.FinalAmbiguous, out: out}
+}
