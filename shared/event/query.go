@@ -1,0 +1,149 @@
+package event
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/id"
+)
+
+// Limits of a query.
+const (
+	DefaultLimit = 50
+	MaxLimit     = 200
+	MaxWait      = 60 * time.Second
+	maxTypes     = 50
+	maxSubject   = 600 // bytes: a kind and the longest name
+)
+
+// ErrInvalidQuery: the query breaks a limit; its text says which.
+var ErrInvalidQuery = errors.New("invalid events query")
+
+// Query says which events to read, and from where.
+type Query struct {
+	// Streams to read; empty: all. A caller that may see some clusters only
+	// names their streams.
+	Streams []string
+	// Cluster narrows to one cluster's stream.
+	Cluster string
+	// Types are exact ("node.left") or, ending in a dot or ".*", everything
+	// below ("operation.*"). Empty: all.
+	Types []string
+	// Subject is the subject's id, "kind:name", or an operation's id. Empty: all.
+	Subject string
+	// Since and Until bound when it happened (Event.Happened): Since is
+	// included, Until is not. Zero leaves the side open.
+	Since, Until time.Time
+	// Limit is 1 to MaxLimit; 0 means DefaultLimit.
+	Limit int
+	// Cursor reads on from where a page of the same query stopped. Empty begins
+	// at the oldest event that is left.
+	Cursor string
+	// Wait is how long to wait for an event when none matches; at most MaxWait.
+	Wait time.Duration
+}
+
+// normalize checks the query and brings it into one form, so that the same
+// question has the same mark.
+func (q Query) normalize() (Query, error) {
+	bad := func(format string, args ...any) (Query, error) {
+		return q, fmt.Errorf("%w: "+format, append([]any{ErrInvalidQuery}, args...)...)
+	}
+	if q.Limit == 0 {
+		q.Limit = DefaultLimit
+	}
+	switch {
+	case q.Limit < 1 || q.Limit > MaxLimit:
+		return bad("limit %d: it is 1 to %d", q.Limit, MaxLimit)
+	case q.Wait < 0 || q.Wait > MaxWait:
+		return bad("wait %s: it is at most %s", q.Wait, MaxWait)
+	case len(q.Types) > maxTypes:
+		return bad("%d types, the limit is %d", len(q.Types), maxTypes)
+	case len(q.Subject) > maxSubject:
+		return bad("subject of %d bytes, the limit is %d", len(q.Subject), maxSubject)
+	}
+	q.Types = slices.Clone(q.Types)
+	for i, t := range q.Types {
+		word := strings.TrimSuffix(strings.TrimSuffix(t, "*"), ".")
+		family := word != t
+		if family && !strings.HasSuffix(t, ".") && !strings.HasSuffix(t, ".*") || !ValidType(t) && !(family && ValidType(word+".x")) {
+			return bad("type %.*q: it is a type such as node.left, or a family such as node.*", MaxTypeBytes, t)
+		}
+		if family {
+			q.Types[i] = word + "."
+		}
+	}
+	slices.Sort(q.Types)
+	q.Types = slices.Compact(q.Types)
+	if q.Cluster != "" {
+		if len(q.Streams) > 0 && !slices.Contains(q.Streams, q.Cluster) {
+			return bad("cluster %.64q is not among the streams", q.Cluster)
+		}
+		q.Streams, q.Cluster = []string{q.Cluster}, ""
+	}
+	q.Streams = slices.Clone(q.Streams)
+	slices.Sort(q.Streams)
+	q.Streams = slices.Compact(q.Streams)
+	if slices.Contains(q.Streams, "") {
+		return bad("a stream without a name")
+	}
+	return q, nil
+}
+
+// mark is what a cursor must have in common with the query: everything that
+// says which events there are. Limit and wait may change.
+func (q *Query) mark() string {
+	h := sha256.New()
+	part := func(kind string, values ...string) {
+		fmt.Fprintf(h, "%s %d\n", kind, len(values))
+		for _, v := range values {
+			fmt.Fprintf(h, "%d:%s\n", len(v), v)
+		}
+	}
+	stamp := func(t time.Time) string {
+		if t.IsZero() {
+			return ""
+		}
+		return t.UTC().Format(time.RFC3339Nano)
+	}
+	part("streams", q.Streams...)
+	part("types", q.Types...)
+	part("rest", q.Subject, stamp(q.Since), stamp(q.Until))
+	return base64.RawURLEncoding.EncodeToString(h.Sum(nil)[:12])
+}
+
+// matches tells whether the event is asked for.
+func (q *Query) matches(e *Event) bool {
+	if len(q.Types) > 0 && !slices.ContainsFunc(q.Types, func(t string) bool {
+		return e.Type == t || strings.HasSuffix(t, ".") && strings.HasPrefix(e.Type, t)
+	}) {
+		return false
+	}
+	if q.Subject != "" && !q.about(e) {
+		return false
+	}
+	if q.Since.IsZero() && q.Until.IsZero() {
+		return true
+	}
+	at := e.Happened()
+	return !at.Before(q.Since) && (q.Until.IsZero() || at.Before(q.Until))
+}
+
+// about tells whether the event's subject is the query's.
+func (q *Query) about(e *Event) bool {
+	if e.Subject.ID == q.Subject || e.OperationID == q.Subject && id.Prefix(q.Subject) == id.Operation {
+		return true
+	}
+	kind, name, ok := strings.Cut(q.Subject, ":")
+	return ok && kind == e.Subject.Kind && name == e.Subject.Name
+}
+
+// open tells whether every event matches.
+func (q *Query) open() bool {
+	return len(q.Types) == 0 && q.Subject == "" && q.Since.IsZero() && q.Until.IsZero()
+}

@@ -1,0 +1,112 @@
+package event
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/opsplane/opsplane/shared/fleet"
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// FromReport returns the event that an agent reports, received at now. Its id
+// derives from the agent's own numbers, so that a resend is the same event. What
+// breaks a rule is refused with ErrInvalid, whose text the agent may see.
+func FromReport(cluster, agentID, boot string, r protocol.Event, now time.Time) (Event, error) {
+	switch {
+	case r.N < 1:
+		return Event{}, invalid("n %d: numbers begin at 1", r.N)
+	case !ValidType(r.Type):
+		return Event{}, invalid("type %.*q: it is words of a-z, 0-9 and _ joined by dots, at most %d bytes", MaxTypeBytes, r.Type, MaxTypeBytes)
+	case reserved(r.Type):
+		return Event{}, invalid("type %q: only the plane tells it", r.Type)
+	case r.At.Year() < 2000 || r.At.Year() > 9999:
+		return Event{}, invalid("at is missing or not between the years 2000 and 9999")
+	}
+	subject, err := reportSubject(cluster, r.Subject)
+	if err != nil {
+		return Event{}, err
+	}
+	detail, err := reportDetail(r.Detail)
+	if err != nil {
+		return Event{}, err
+	}
+	return Event{
+		ID:   id.Derive(id.Event, cluster, agentID, boot, strconv.FormatInt(r.N, 10)),
+		Type: r.Type, Subject: subject, Cluster: cluster, Stream: StreamOf(cluster),
+		Timestamp: r.At.UTC(), ReceivedAt: now.UTC(), Detail: detail,
+		Actor: operation.Actor{ID: agentID, Kind: "agent"}, Severity: SeverityOf(r.Type),
+	}, nil
+}
+
+func reportSubject(cluster string, s protocol.Subject) (Subject, error) {
+	for _, f := range []struct{ name, value string }{{"uid", s.UID}, {"name", s.Name}} {
+		if len(f.value) > fleet.MaxNameBytes {
+			return Subject{}, invalid("subject %s has %d bytes, the limit is %d", f.name, len(f.value), fleet.MaxNameBytes)
+		}
+		if !utf8.ValidString(f.value) || !operation.CleanText(f.value) {
+			return Subject{}, invalid("subject %s holds control characters or is not UTF-8", f.name)
+		}
+	}
+	out := Subject{Kind: s.Kind, Name: s.Name}
+	uid := s.UID
+	if s.Kind == operation.KindComponent || s.Kind == KindAgent {
+		if out.Name == "" {
+			out.Name = s.UID
+		}
+		uid = out.Name // these are known by name
+	}
+	if uid == "" && s.Kind != operation.KindCluster {
+		return Subject{}, invalid("subject of kind %.32q without a uid", s.Kind)
+	}
+	switch s.Kind {
+	case operation.KindNode:
+		out.ID = fleet.NodeID(cluster, uid)
+	case operation.KindDevice:
+		uid = fleet.CanonicalDevice(uid)
+		out.ID, out.Name = fleet.DeviceID(cluster, uid), uid
+	case operation.KindDeployment:
+		out.ID = fleet.DeploymentID(cluster, uid)
+	case operation.KindComponent:
+		out.ID = fleet.ComponentID(cluster, uid)
+	case KindAgent:
+		out.ID = fleet.AgentID(cluster, uid)
+	case operation.KindCluster:
+		out.ID = cluster
+	default:
+		return Subject{}, invalid("subject kind %.32q: it is node, device, deployment, component, agent or cluster", s.Kind)
+	}
+	if out.Name == "" {
+		out.Name = uid
+	}
+	return out, nil
+}
+
+func reportDetail(b json.RawMessage) (json.RawMessage, error) {
+	if len(b) == 0 || string(b) == "null" {
+		return emptyDetail, nil
+	}
+	if len(b) > protocol.MaxEventBytes {
+		return nil, invalid("detail has %d bytes, the limit is %d", len(b), protocol.MaxEventBytes)
+	}
+	var object map[string]json.RawMessage
+	if !utf8.Valid(b) || json.Unmarshal(b, &object) != nil {
+		return nil, invalid("detail is not a JSON object")
+	}
+	return b, nil
+}
+
+// Gap returns the event that says which of an agent's events were lost: those
+// numbered from to through, both included.
+func Gap(cluster, agentID, agentName, boot string, from, through int64, now time.Time) Event {
+	e, err := New(TypeGap, cluster, Subject{Kind: KindAgent, ID: agentID, Name: agentName}, now, operation.Plane,
+		map[string]any{"agent": agentID, "boot": boot, "from": from, "through": through},
+		agentID, boot, strconv.FormatInt(from, 10), strconv.FormatInt(through, 10))
+	if err != nil {
+		panic(err) // the type and the detail are ours
+	}
+	return e
+}

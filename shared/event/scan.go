@@ -1,0 +1,120 @@
+package event
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// maxFetch bounds the runs read by one query of a scan.
+const maxFetch = 100
+
+// scan reads one stream forward and stops at events that match.
+type scan struct {
+	l      ledger.Reader
+	q      *Query
+	stream string
+	next   int64 // the sequence of the next event to look at
+	end    int64 // behind the last event that the head told of
+	budget int   // how many events may still be looked at
+	want   int   // how many matching events the page takes at most
+
+	buffer  []Event // from next on
+	perRun  int     // how many events the last runs had
+	fetched bool
+}
+
+// peek returns the next event that matches, without passing it; nil at the end
+// or when the budget is used up. Events that do not match are passed.
+func (s *scan) peek(ctx context.Context) (*Event, error) {
+	for s.next < s.end {
+		if len(s.buffer) == 0 {
+			if s.budget <= 0 {
+				return nil, nil
+			}
+			if err := s.fetch(ctx); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		e := &s.buffer[0]
+		if s.q.matches(e) {
+			return e, nil
+		}
+		if s.budget <= 0 {
+			return nil, nil
+		}
+		s.budget--
+		s.pass()
+	}
+	return nil, nil
+}
+
+// pass steps over the next event.
+func (s *scan) pass() {
+	s.buffer = s.buffer[1:]
+	s.next++
+}
+
+// fetch fills the buffer from next on. The first time it finds the run that next
+// is in, and skips what cannot be as late as the query asks for.
+func (s *scan) fetch(ctx context.Context) error {
+	if !s.fetched {
+		s.fetched = true
+		r, ok, err := runAt(ctx, s.l, s.stream, s.next)
+		if err != nil {
+			return err
+		}
+		if !ok || len(r.Events) == 0 || r.end() <= s.next {
+			return &holeError{s.stream, s.next}
+		}
+		if since := s.q.Since; !since.IsZero() && r.At < since.UnixMilli() {
+			// Every event so far happened before since: look for the first that
+			// may not have.
+			s.next, err = seek(ctx, s.l, s.stream, r.end(), s.end, since.UnixMilli())
+			s.fetched = s.next >= s.end
+			return err
+		}
+		s.fill(r, s.next)
+		return nil
+	}
+	need := min(int64(s.budget), s.end-s.next)
+	if s.q.open() {
+		need = min(need, int64(s.want))
+	}
+	p, err := s.l.Query(ctx, ledger.Query{
+		PK: record.StreamPK(s.stream), From: record.StreamRunKey(s.stream, s.next).SK, To: record.StreamRunKey(s.stream, s.end).SK,
+		Limit: int(min(max(need/int64(max(s.perRun, 1)), 1), maxFetch)),
+	})
+	if err != nil {
+		return fmt.Errorf("read stream %s from %d: %w", s.stream, s.next, err)
+	}
+	at := s.next
+	for _, it := range p.Items {
+		r, err := decodeRun(s.stream, it)
+		if err != nil {
+			return err
+		}
+		if len(r.Events) == 0 || r.first() != at {
+			break
+		}
+		s.fill(r, at)
+		at = r.end()
+	}
+	if len(s.buffer) == 0 {
+		return &holeError{s.stream, s.next}
+	}
+	return nil
+}
+
+// fill adds the events of a run from the sequence on.
+func (s *scan) fill(r run, from int64) {
+	s.perRun = len(r.Events)
+	events := r.Events[from-r.first():]
+	if r.end() > s.end {
+		events = events[:max(s.end-from, 0)]
+	}
+	s.buffer = append(s.buffer, events...)
+}
