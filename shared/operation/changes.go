@@ -23,13 +23,15 @@ func (c Dispatch) apply(tx *transaction) error {
 type Ring struct{ Waiting *Waiting }
 
 func (c Ring) apply(tx *transaction) error {
-	if tx.s.Lease != nil || (tx.s.Phase != Dispatched && tx.s.Phase != Reconciling) {
+	if tx.s.Phase.Terminal() || tx.s.Lease != nil || (!tx.s.PlaneLocal && tx.s.Phase != Dispatched && tx.s.Phase != Reconciling) {
 		return ErrNoChange
 	}
 	at := tx.at
 	tx.s.RungAt = &at
 	tx.s.Rings++
-	tx.setWaiting(c.Waiting)
+	if !tx.s.PlaneLocal && (tx.s.Waiting == nil || tx.s.Waiting.Code != WaitResolve) {
+		tx.setWaiting(c.Waiting)
+	}
 	return nil
 }
 

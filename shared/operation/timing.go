@@ -43,6 +43,9 @@ func (tm Timing) RingDue(s *State) time.Time {
 		at = *s.RungAt
 	}
 	after := tm.RingAfter
+	if s.PlaneLocal {
+		return at.Add(after)
+	}
 	for i := 1; i < s.Rings && after < maxRingAfter; i++ {
 		after *= 2
 	}
@@ -58,9 +61,6 @@ func (tm Timing) Due(s *State) time.Time {
 		return tm.LeaseOver(s)
 	}
 	due := tm.RingDue(s)
-	if s.PlaneLocal && s.Phase != Pending {
-		due = s.UpdatedAt.Add(tm.RingAfter)
-	}
 	if s.Deadline.Before(due) {
 		return s.Deadline
 	}

@@ -20,6 +20,8 @@
 //	name#NAME        cluster             a cluster's name, taken once
 //	str#STREAM       head                event.Head
 //	str#STREAM       ev#SEQ              a run of events
+//	str#STREAM       bus                 how far it was put on the bus
+//	feed#READER      position            how far a reader of the change feed is
 //	aud#DAY          TIME#ID             an audit record
 //	dlq#ID           letter              a dead letter                     list
 //	chg#ID           change              a manual change                   list
@@ -161,6 +163,34 @@ func StreamHeadKey(stream string) ledger.Key { return ledger.Key{PK: StreamPK(st
 // StreamRunKey is the key of the run of events that begins at seq.
 func StreamRunKey(stream string, seq int64) ledger.Key {
 	return ledger.Key{PK: StreamPK(stream), SK: seqKey("ev#", seq)}
+}
+
+// StreamBusKey is the key of how far a stream was put on the bus.
+func StreamBusKey(stream string) ledger.Key { return ledger.Key{PK: StreamPK(stream), SK: "bus"} }
+
+// StreamOf returns the stream whose head the key is, or "".
+func StreamOf(k ledger.Key) string {
+	if k.SK != "head" {
+		return ""
+	}
+	name, _ := strings.CutPrefix(k.PK, "str#")
+	return name
+}
+
+// FeedKey is the key of how far a reader of the change feed is.
+func FeedKey(reader string) ledger.Key { return ledger.Key{PK: "feed#" + reader, SK: "position"} }
+
+// AgentOf returns cluster and agent whose item the key is, or "".
+func AgentOf(k ledger.Key) (cluster, agent string) {
+	cluster, ok := strings.CutPrefix(k.PK, "clu#")
+	if !ok {
+		return "", ""
+	}
+	agent, ok = strings.CutPrefix(k.SK, skAgent)
+	if !ok {
+		return "", ""
+	}
+	return cluster, agent
 }
 
 // AuditKey is the key of an audit record.

@@ -1,0 +1,98 @@
+package agentapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/protocol"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// snapshotKept bounds how long the parts of a full inventory are kept.
+const snapshotKept = time.Hour
+
+// taken up to: how far an agent's own numbers have been taken.
+type eventsThrough struct {
+	Boot    string `json:"boot"`
+	Through int64  `json:"through"`
+}
+
+// Events appends what the fleet reported to the cluster's stream. Resends are
+// dropped by their numbers, a hole becomes a stream.gap event, and one bad event
+// leaves the others.
+func (s *Service) Events(ctx context.Context, cluster string, req protocol.EventsRequest) (protocol.EventsAnswer, error) {
+	if len(req.Events) > protocol.MaxEvents {
+		return protocol.EventsAnswer{}, tooMany("events", len(req.Events), protocol.MaxEvents)
+	}
+	agent, err := s.agent(ctx, cluster, req.AgentID, req.Boot)
+	if err != nil {
+		return protocol.EventsAnswer{}, err
+	}
+	const step = 100
+	answer := protocol.EventsAnswer{Refused: []protocol.RefusedEvent{}}
+	for first := true; first || len(req.Events) > 0; first = false {
+		n := min(step, len(req.Events))
+		part := req.Events[:n]
+		req.Events = req.Events[n:]
+		for try := 0; ; try++ {
+			through, refused, err := s.events(ctx, cluster, agent.ID, agent.Name, req.Boot, part)
+			if err == nil {
+				answer.Through = through
+				answer.Refused = append(answer.Refused, refused...)
+				break
+			}
+			if !errors.Is(err, ledger.ErrConflict) || try > 10 {
+				return answer, fmt.Errorf("append events: %w", err)
+			}
+		}
+	}
+	return answer, nil
+}
+
+func (s *Service) events(ctx context.Context, cluster, agentID, name, boot string, in []protocol.Event) (int64, []protocol.RefusedEvent, error) {
+	key := record.AgentEventsKey(cluster, agentID)
+	at := eventsThrough{Boot: boot}
+	it, err := s.Store.Ledger.Get(ctx, key)
+	switch {
+	case errors.Is(err, ledger.ErrNotFound):
+	case err != nil:
+		return 0, nil, fmt.Errorf("read event numbers: %w", err)
+	default:
+		if at, err = record.Decode[eventsThrough](it); err != nil {
+			return 0, nil, err
+		}
+		if at.Boot != boot { // a new process counts from 1 again
+			at = eventsThrough{Boot: boot}
+		}
+	}
+	now := s.Store.Now().UTC()
+	var evs []event.Event
+	var refused []protocol.RefusedEvent
+	for _, r := range in {
+		if r.N <= at.Through {
+			continue
+		}
+		if r.N > at.Through+1 {
+			evs = append(evs, event.Gap(cluster, agentID, name, boot, at.Through+1, r.N-1, now))
+		}
+		at.Through = r.N
+		e, err := event.FromReport(cluster, agentID, boot, r, now)
+		if err != nil {
+			refused = append(refused, protocol.RefusedEvent{N: r.N, Detail: detail(err.Error())})
+			continue
+		}
+		evs = append(evs, e)
+	}
+	mark := ledger.Write{Item: ledger.Item{Key: key, Data: record.Encode(at)}, Expect: it.Version}
+	switch {
+	case len(evs) > 0:
+		_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(cluster), evs, func() ([]ledger.Write, error) { return []ledger.Write{mark}, nil })
+	case len(refused) > 0:
+		err = s.Store.Ledger.Commit(ctx, mark)
+	}
+	return at.Through, refused, err
+}

@@ -1,0 +1,145 @@
+package agentapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/fleet"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// Limits of a heartbeat.
+const (
+	maxCapabilities = 64
+	maxNameBytes    = 253
+)
+
+// reporterLease is how long one agent goes on reporting the inventory after its
+// last heartbeat.
+const reporterLease = 15 * time.Second
+
+// Heartbeat registers the agent and keeps it online. The first of a boot, or
+// the first after a silence, rings again for what waited.
+func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Heartbeat) (protocol.HeartbeatAnswer, error) {
+	var errs []operation.FieldError
+	if hb.Name == "" || len(hb.Name) > maxNameBytes || !operation.CleanText(hb.Name) {
+		errs = append(errs, operation.FieldError{Pointer: "/name", Code: "max_length", Detail: fmt.Sprintf("must have 1 to %d bytes", maxNameBytes)})
+	}
+	if hb.Boot == "" || len(hb.Boot) > 64 {
+		errs = append(errs, operation.FieldError{Pointer: "/boot", Code: "max_length", Detail: "must have 1 to 64 bytes"})
+	}
+	if len(hb.Capabilities) > maxCapabilities {
+		errs = append(errs, operation.FieldError{Pointer: "/capabilities", Code: "max_items", Detail: fmt.Sprintf("has %d, the limit is %d", len(hb.Capabilities), maxCapabilities)})
+	}
+	if len(errs) > 0 {
+		return protocol.HeartbeatAnswer{}, operation.Invalid(errs...)
+	}
+	now := s.Store.Now().UTC()
+	agent, arrived, err := s.seen(ctx, cluster, hb, now)
+	if err != nil {
+		return protocol.HeartbeatAnswer{}, err
+	}
+	if arrived && s.Reoffer != nil {
+		if err := s.Reoffer(ctx, cluster); err != nil {
+			s.Logger.Warn("could not ring for what waited", "cluster", cluster, "err", err)
+		}
+	}
+	answer := protocol.HeartbeatAnswer{AgentID: agent.ID, Cluster: cluster, ServerTime: s.Store.Now().UTC(),
+		LeaseMS: s.Store.Timing.Lease.Milliseconds(), CallDeadlineMS: s.Store.Timing.CallDeadline.Milliseconds()}
+	if s.QueueURL != nil {
+		answer.QueueURL = s.QueueURL(cluster)
+	}
+	if !hb.Stopping {
+		answer.Reporter, answer.FullInventory, err = s.reporter(ctx, cluster, agent, now)
+	}
+	return answer, err
+}
+
+// seen writes the agent's record; arrived tells that it was not online before.
+func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbeat, now time.Time) (fleet.Agent, bool, error) {
+	agentID := fleet.AgentID(cluster, hb.Name)
+	for try := 0; ; try++ {
+		a := fleet.Agent{ID: agentID, Cluster: cluster, Name: hb.Name, FirstSeen: now}
+		it, err := s.Store.Ledger.Get(ctx, record.AgentKey(cluster, agentID))
+		switch {
+		case errors.Is(err, ledger.ErrNotFound):
+		case err != nil:
+			return a, false, fmt.Errorf("read agent: %w", err)
+		default:
+			if a, err = record.Decode[fleet.Agent](it); err != nil {
+				return a, false, err
+			}
+		}
+		arrived := it.Version == 0 || a.Silent || a.Boot != hb.Boot || a.Stopping
+		a.Boot, a.Version, a.Capabilities, a.LastSeen = hb.Boot, short(hb.Version), hb.Capabilities, now
+		a.Leases, a.Capacity, a.Stopping, a.Silent = max(hb.Leases, 0), max(hb.Capacity, 0), hb.Stopping, false
+		a.SkewMS = hb.SentAt.Sub(now).Milliseconds()
+		if hb.SentAt.IsZero() {
+			a.SkewMS = 0
+		}
+		write := ledger.Write{Item: s.Store.AgentItem(&a), Expect: it.Version}
+		if arrived && !hb.Stopping {
+			err = s.online(ctx, &a, now, write)
+		} else {
+			err = s.Store.Ledger.Commit(ctx, write)
+		}
+		if err == nil {
+			return a, arrived && !hb.Stopping, nil
+		}
+		if !errors.Is(err, ledger.ErrConflict) || try > 5 {
+			return a, false, fmt.Errorf("keep agent: %w", err)
+		}
+	}
+}
+
+// online commits the agent's arrival together with its event.
+func (s *Service) online(ctx context.Context, a *fleet.Agent, now time.Time, write ledger.Write) error {
+	e, err := event.New("agent.online", a.Cluster, event.Subject{Kind: "agent", ID: a.ID, Name: a.Name}, now,
+		operation.Actor{ID: a.ID, Kind: "agent", Name: a.Name}, map[string]any{"version": a.Version, "boot": a.Boot}, a.ID, a.Boot, fmt.Sprint(now.UnixMilli()))
+	if err != nil {
+		return err
+	}
+	_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(a.Cluster), []event.Event{e}, func() ([]ledger.Write, error) {
+		return []ledger.Write{write}, nil
+	})
+	return err
+}
+
+// reporter gives or keeps the lease on reporting the inventory: one agent of a
+// cluster at a time.
+func (s *Service) reporter(ctx context.Context, cluster string, a fleet.Agent, now time.Time) (mine, full bool, err error) {
+	key := record.ReporterKey(cluster)
+	var r fleet.Reporter
+	it, err := s.Store.Ledger.Get(ctx, key)
+	switch {
+	case errors.Is(err, ledger.ErrNotFound):
+	case err != nil:
+		return false, false, fmt.Errorf("read reporter: %w", err)
+	default:
+		if r, err = record.Decode[fleet.Reporter](it); err != nil {
+			return false, false, err
+		}
+	}
+	same := r.Agent == a.ID && r.Boot == a.Boot
+	if !same && now.Before(r.Until) && r.Agent != a.ID {
+		return false, false, nil
+	}
+	if !same {
+		r = fleet.Reporter{Agent: a.ID, Boot: a.Boot}
+	}
+	r.Until = now.Add(reporterLease)
+	err = s.Store.Ledger.Commit(ctx, ledger.Write{Item: ledger.Item{Key: key, Data: record.Encode(r)}, Expect: it.Version})
+	if errors.Is(err, ledger.ErrConflict) {
+		return false, false, nil // another was faster; the next heartbeat tells
+	}
+	if err != nil {
+		return false, false, fmt.Errorf("keep reporter: %w", err)
+	}
+	return true, r.Snapshot == "" || r.Asked, nil
+}

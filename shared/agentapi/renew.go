@@ -1,0 +1,59 @@
+package agentapi
+
+import (
+	"context"
+	"errors"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// Renew lets leases go on.
+func (s *Service) Renew(ctx context.Context, cluster string, req protocol.RenewRequest) (protocol.RenewAnswer, error) {
+	if len(req.Renewals) > protocol.MaxBatch {
+		return protocol.RenewAnswer{}, tooMany("renewals", len(req.Renewals), protocol.MaxBatch)
+	}
+	agent, err := s.agent(ctx, cluster, req.AgentID, req.Boot)
+	if err != nil {
+		return protocol.RenewAnswer{}, err
+	}
+	answer := protocol.RenewAnswer{Results: make([]protocol.RenewResult, len(req.Renewals))}
+	each(len(req.Renewals), func(i int) {
+		answer.Results[i] = s.renew(ctx, agent.ID, cluster, req.Renewals[i])
+	})
+	return answer, nil
+}
+
+func (s *Service) renew(ctx context.Context, agent, cluster string, r protocol.RenewalEntry) protocol.RenewResult {
+	res := protocol.RenewResult{Operation: short(r.Operation)}
+	op, err := s.Store.Update(ctx, r.Operation, func(op *operation.Operation) (operation.Change, []ledger.Write, error) {
+		now := s.Store.Now()
+		if op.Spec.Cluster != cluster || op.State.Lease == nil || now.After(op.State.Lease.Until) {
+			return nil, nil, operation.ErrLeaseLost
+		}
+		return operation.Renew{Agent: agent, Generation: r.Generation, Until: s.Store.Timing.LeaseUntil(&op.State, now), Progress: progress(r.Progress)}, nil, nil
+	})
+	switch {
+	case err == nil:
+		now := s.Store.Now()
+		res.OK, res.Cancel = true, op.State.Cancel != nil
+		if op.State.Lease != nil {
+			res.LeaseMS, res.DeadlineMS = left(now, op.State.Lease.Until), left(now, op.State.Deadline)
+		}
+	case errors.Is(err, operation.ErrLeaseLost), errors.Is(err, ledger.ErrNotFound):
+		res.ErrorCode = "lease_lost"
+	default:
+		res.ErrorCode = "unavailable"
+		s.Logger.Warn("renewal failed", "operation", r.Operation, "err", err)
+	}
+	return res
+}
+
+// progress bounds what an agent tells of its progress.
+func progress(p *operation.Progress) *operation.Progress {
+	if p == nil {
+		return nil
+	}
+	return &operation.Progress{Step: short(p.Step), Done: max(p.Done, 0), Total: max(p.Total, 0), Unit: short(p.Unit), Message: detail(p.Message)}
+}

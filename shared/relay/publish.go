@@ -1,0 +1,185 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/opsplane/opsplane/shared/bus"
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// Bounds of one append: the markers of the operations and the events share a
+// commit of ledger.MaxWrites.
+const (
+	markersPerAppend = 60
+	eventsPerAppend  = 400
+)
+
+// pending is what one operation has yet to publish.
+type pending struct {
+	op     string
+	pub    record.Published
+	events []event.Event
+}
+
+// Publish puts the journals of the operations into their streams, from the last
+// entry that is there. The append and the markers are one commit, so that a
+// redelivered record finds nothing left to do and nothing is doubled.
+func (r *Relay) Publish(ctx context.Context, ids []string) error {
+	ops, err := r.Store.LoadMany(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for try := 0; ; try++ {
+		streams, err := r.collect(ctx, ids, ops)
+		if err != nil {
+			return err
+		}
+		err = nil
+		for stream, ps := range streams {
+			err = errors.Join(err, r.appendAll(ctx, stream, ps))
+		}
+		if err == nil || !errors.Is(err, ledger.ErrConflict) || try == 5 {
+			return err
+		}
+	}
+}
+
+// collect finds what each operation has yet to publish, by stream.
+func (r *Relay) collect(ctx context.Context, ids []string, ops map[string]operation.Operation) (map[string][]pending, error) {
+	pubs, err := r.Store.Published(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	streams := map[string][]pending{}
+	for _, id := range ids {
+		op, ok := ops[id]
+		pub := pubs[id]
+		if !ok || op.State.Journal.Seq <= pub.Seq {
+			continue
+		}
+		entries, err := r.Store.Journal(ctx, id, pub.Seq+1, 0)
+		if err != nil {
+			return nil, err
+		}
+		p := pending{op: id, pub: pub}
+		for _, e := range entries {
+			p.pub.Seq = e.Seq
+			if ev, ok := event.FromEntry(&op.Spec, e); ok {
+				p.events = append(p.events, ev)
+			}
+		}
+		p.pub.Rung = op.State.RungAt
+		stream := event.StreamOf(op.Spec.Cluster)
+		streams[stream] = append(streams[stream], p)
+	}
+	return streams, nil
+}
+
+func (r *Relay) appendAll(ctx context.Context, stream string, ps []pending) error {
+	for len(ps) > 0 {
+		var marks []ledger.Write
+		var evs []event.Event
+		n := 0
+		for n < len(ps) && n < markersPerAppend && (n == 0 || len(evs)+len(ps[n].events) <= eventsPerAppend) {
+			marks = append(marks, record.PublishedWrite(ps[n].op, ps[n].pub))
+			evs = append(evs, ps[n].events...)
+			n++
+		}
+		ps = ps[n:]
+		var err error
+		if len(evs) == 0 {
+			err = r.Store.Ledger.Commit(ctx, marks...)
+		} else {
+			_, err = event.Append(ctx, r.Store.Ledger, stream, evs, func() ([]ledger.Write, error) { return marks, nil })
+		}
+		if err != nil {
+			return fmt.Errorf("publish to %s: %w", stream, err)
+		}
+	}
+	return nil
+}
+
+// busPosition is the data of a stream's bus item.
+type busPosition struct {
+	Next int64 `json:"next"` // the first sequence that is not on the bus
+}
+
+// PublishBus puts a stream's events on the bus, from the first that is not
+// there. The position moves after the bus has taken them: delivery is at least
+// once, and the event's id tells repeats.
+func (r *Relay) PublishBus(ctx context.Context, stream string) error {
+	if r.Bus == nil {
+		return nil
+	}
+	key := record.StreamBusKey(stream)
+	pos := busPosition{Next: 1}
+	it, err := r.Store.Ledger.Get(ctx, key)
+	if err == nil {
+		pos, err = record.Decode[busPosition](it)
+	}
+	if err != nil && !errors.Is(err, ledger.ErrNotFound) {
+		return fmt.Errorf("read bus position: %w", err)
+	}
+	for {
+		evs, head, err := event.ReadStream(ctx, r.Store.Ledger, stream, pos.Next, 500)
+		var expired *event.ExpiredError
+		if errors.As(err, &expired) {
+			r.Logger.Warn("events passed retention before they were on the bus", "stream", stream, "from", pos.Next, "through", head.Low-1)
+			pos.Next = head.Low
+			continue
+		}
+		if err != nil || len(evs) == 0 {
+			return err
+		}
+		ms := make([]bus.Message, len(evs))
+		for i, e := range evs {
+			detail, err := json.Marshal(e)
+			if err != nil {
+				return fmt.Errorf("encode event %s: %w", e.ID, err)
+			}
+			ms[i] = bus.Message{ID: e.ID, Type: e.Type, Time: e.Timestamp, Detail: detail}
+		}
+		if err := r.Bus.Publish(ctx, ms...); err != nil {
+			return fmt.Errorf("publish to the bus: %w", err)
+		}
+		pos.Next = evs[len(evs)-1].Sequence + 1
+		err = r.Store.Ledger.Commit(ctx, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: key, Data: record.Encode(pos)}})
+		if err != nil {
+			return fmt.Errorf("keep bus position: %w", err)
+		}
+	}
+}
+
+// Mend publishes and dispatches whatever fell behind: the reader's position had
+// expired, so some records were never seen.
+func (r *Relay) Mend(ctx context.Context) error {
+	q := ledger.Query{Index: ledger.List, PK: record.ListOperations, Limit: 200}
+	for {
+		p, err := r.Store.Ledger.Query(ctx, q)
+		if err != nil {
+			return fmt.Errorf("list operations: %w", err)
+		}
+		ids := make([]string, 0, len(p.Items))
+		for _, it := range p.Items {
+			if id := record.OperationOf(it.Key); id != "" {
+				ids = append(ids, id)
+			}
+		}
+		if _, err := r.Dispatch(ctx, ids); err != nil {
+			return err
+		}
+		if err := r.Publish(ctx, ids); err != nil {
+			return err
+		}
+		if p.Next == "" {
+			return nil
+		}
+		q.After = p.Next
+	}
+}

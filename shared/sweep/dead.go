@@ -1,0 +1,89 @@
+package sweep
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// DeadLetters takes dead letters off the queue's engine, keeps each in the
+// ledger with an event, and fails the operation whose doorbell nobody could
+// deal with. A letter that is handed over twice is kept once.
+func (s *Sweep) DeadLetters(ctx context.Context) (int, error) {
+	letters, err := s.Queue.TakeDead(ctx, 50)
+	if err != nil {
+		return 0, fmt.Errorf("take dead letters: %w", err)
+	}
+	for _, l := range letters {
+		if err := s.dead(ctx, l); err != nil {
+			return 0, err
+		}
+		if err := s.Queue.DropDead(ctx, l.ID); err != nil {
+			return 0, fmt.Errorf("drop dead letter: %w", err)
+		}
+	}
+	return len(letters), nil
+}
+
+func (s *Sweep) dead(ctx context.Context, l queue.DeadLetter) error {
+	d := record.DeadLetter{ID: id.Derive(id.DeadLetter, l.Queue, l.ID), Queue: l.Queue, Reason: l.Reason, At: l.At.UTC()}
+	var bell protocol.Doorbell
+	if json.Unmarshal(l.Body, &bell) == nil && id.Valid(id.Operation, bell.Operation) && bell.Kind == protocol.KindOperation {
+		d.Operation = bell.Operation
+	}
+	d.Body = string(l.Body)
+	if len(d.Body) > 8<<10 || !operation.CleanText(d.Body) {
+		d.Body = fmt.Sprintf("%.1024q", d.Body)
+	}
+	if d.Operation != "" {
+		op, err := s.Store.Load(ctx, d.Operation)
+		switch {
+		case errors.Is(err, ledger.ErrNotFound):
+			d.Operation = ""
+		case err != nil:
+			return err
+		default:
+			d.Cluster = op.Spec.Cluster
+			if err := s.failDead(ctx, d, l.Queue, bell.Generation); err != nil {
+				return err
+			}
+		}
+	}
+	e, err := event.New("dead_letter.added", d.Cluster, event.Subject{Kind: "queue", ID: l.Queue, Name: l.Queue}, d.At, operation.Sweep,
+		map[string]any{"dead_letter": d.ID, "reason": d.Reason, "operation": d.Operation}, d.ID)
+	if err != nil {
+		return err
+	}
+	_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(d.Cluster), []event.Event{e}, func() ([]ledger.Write, error) {
+		return []ledger.Write{{Item: record.DeadLetterItem(d)}}, nil
+	})
+	if errors.Is(err, ledger.ErrConflict) {
+		if _, _, e := s.Store.DeadLetter(ctx, d.ID); e == nil {
+			return nil // kept before
+		}
+	}
+	return err
+}
+
+// failDead ends an operation whose own, newest doorbell died. One that an agent
+// took in the meantime, or another cluster's, is left alone.
+func (s *Sweep) failDead(ctx context.Context, d record.DeadLetter, queueName string, generation int64) error {
+	_, err := s.Store.Update(ctx, d.Operation, func(op *operation.Operation) (operation.Change, []ledger.Write, error) {
+		if op.State.Phase != operation.Dispatched || op.State.Generation != generation || queueName != "cluster-"+op.Spec.Cluster {
+			return nil, nil, nil
+		}
+		return operation.CannotStart{Retryable: true,
+			Cause:      operation.Cause{ErrorCode: "dead_letter", Detail: "its doorbell was received again and again and never dealt with: " + d.Reason},
+			NextAction: operation.NextAction{Code: operation.ActRecoverAgent, Text: "mend the cluster's agent, then redrive dead letter " + d.ID + " or retry"}}, nil, nil
+	})
+	return err
+}

@@ -1,0 +1,174 @@
+// Package sweep looks after time: deadlines, dead leases, doorbells that nobody
+// answered, agents that fell silent, dead letters.
+//
+// It reads the ledger's due index and acts on the item itself, so that a hint
+// that is old does no harm. On one machine it runs all the time; on AWS each
+// minute and at delayed wake-ups.
+package sweep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/fleet"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/record"
+	"github.com/opsplane/opsplane/shared/relay"
+)
+
+// batch is how many due items one pass takes.
+const batch = 256
+
+// parallel bounds how many of them are worked on at once.
+const parallel = 32
+
+// Sweep holds what a pass needs; it has no state of its own.
+type Sweep struct {
+	Store  *record.Store
+	Relay  *relay.Relay
+	Queue  queue.Admin
+	Logger *slog.Logger
+}
+
+// Pass acts on everything that is due now and returns how much that was. An
+// item that fails leaves the others alone and is due again in the next pass.
+func (s *Sweep) Pass(ctx context.Context) (int, error) {
+	items, err := s.Store.Ledger.Due(ctx, s.Store.Now(), batch)
+	if err != nil {
+		return 0, fmt.Errorf("read what is due: %w", err)
+	}
+	var (
+		mu   sync.Mutex
+		wg   sync.WaitGroup
+		errs error
+	)
+	slots := make(chan struct{}, parallel)
+	for _, it := range items {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if err := s.item(ctx, it); err != nil {
+				mu.Lock()
+				errs = errors.Join(errs, err)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return len(items), errs
+}
+
+func (s *Sweep) item(ctx context.Context, it ledger.Item) error {
+	if id := record.OperationOf(it.Key); id != "" {
+		return s.Operation(ctx, id)
+	}
+	if cluster, agent := record.AgentOf(it.Key); agent != "" {
+		return s.agent(ctx, it.Key, cluster)
+	}
+	return nil
+}
+
+// Operation does what is due on one operation.
+func (s *Sweep) Operation(ctx context.Context, id string) error {
+	var stuck, rung, local bool
+	op, err := s.Store.Update(ctx, id, func(op *operation.Operation) (operation.Change, []ledger.Write, error) {
+		stuck, rung, local = false, false, false
+		st, tm, now := &op.State, s.Store.Timing, s.Store.Now()
+		due := tm.Due(st)
+		if due.IsZero() || due.After(now) {
+			return nil, nil, nil
+		}
+		past := !st.Deadline.After(now)
+		switch {
+		case st.PlaneLocal:
+			local = true
+			if st.Phase == operation.Pending && past {
+				return operation.Expire{}, nil, nil
+			}
+			return operation.Ring{}, nil, nil
+		case st.Lease != nil && past:
+			return operation.Expire{}, nil, nil
+		case st.Lease != nil:
+			return operation.LoseLease{}, nil, nil
+		case past:
+			return operation.Expire{}, nil, nil
+		case st.Phase == operation.Pending:
+			stuck = true // no feed record told relay of it
+			return nil, nil, nil
+		}
+		rung = true
+		w, err := s.Store.Availability(ctx, op.Spec.Cluster, op.Spec.Steps)
+		return operation.Ring{Waiting: w}, nil, err
+	})
+	switch {
+	case errors.Is(err, ledger.ErrNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("sweep operation %s: %w", id, err)
+	case local:
+		return s.Relay.RingPlane(ctx, id)
+	case stuck:
+		_, err = s.Relay.Dispatch(ctx, []string{id})
+	case rung:
+		err = s.Relay.Ring(ctx, &op.State)
+	}
+	if err != nil {
+		return err
+	}
+	return s.Relay.Publish(ctx, []string{id})
+}
+
+// agent tells that an agent fell silent, once.
+func (s *Sweep) agent(ctx context.Context, key ledger.Key, cluster string) error {
+	it, err := s.Store.Ledger.Get(ctx, key)
+	if errors.Is(err, ledger.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read agent: %w", err)
+	}
+	a, err := record.Decode[fleet.Agent](it)
+	if err != nil {
+		return err
+	}
+	now := s.Store.Now().UTC()
+	if a.Silent || now.Sub(a.LastSeen) < s.Store.Timing.AgentSilent {
+		return nil
+	}
+	a.Silent = true
+	write := ledger.Write{Item: s.Store.AgentItem(&a), Expect: it.Version}
+	if a.Stopping {
+		err = s.Store.Ledger.Commit(ctx, write)
+	} else {
+		var e event.Event
+		e, err = event.New("agent.silent", cluster, event.Subject{Kind: "agent", ID: a.ID, Name: a.Name}, now, operation.Sweep,
+			map[string]any{"last_seen": a.LastSeen, "boot": a.Boot}, a.ID, a.Boot, fmt.Sprint(a.LastSeen.UnixMilli()))
+		if err != nil {
+			return err
+		}
+		_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(cluster), []event.Event{e}, func() ([]ledger.Write, error) {
+			return []ledger.Write{write}, nil
+		})
+	}
+	if errors.Is(err, ledger.ErrConflict) {
+		return nil // it was heard of just now
+	}
+	return err
+}
+
+// Lateness is how far behind the oldest due item is; 0 when nothing is due.
+func (s *Sweep) Lateness(ctx context.Context) (time.Duration, error) {
+	now := s.Store.Now()
+	items, err := s.Store.Ledger.Due(ctx, now, 1)
+	if err != nil || len(items) == 0 {
+		return 0, err
+	}
+	return now.Sub(items[0].Due), nil
+}
