@@ -113,10 +113,13 @@ func TestErrors(t *testing.T) {
 func TestBadAnswers(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]http.HandlerFunc{
-		"not json":      func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") },
-		"proxy's page":  func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad gateway", http.StatusBadGateway) },
-		"redirect":      func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "https://elsewhere.invalid/", 307) },
-		"cut off":       func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "10"); w.WriteHeader(200) },
+		"not json":     func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") },
+		"proxy's page": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad gateway", http.StatusBadGateway) },
+		"redirect":     func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "https://elsewhere.invalid/", 307) },
+		"cut off": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "10")
+			w.WriteHeader(200)
+		},
 		"closed":        func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 		"endless":       func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, maxAnswer+2)) },
 		"too long wait": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
