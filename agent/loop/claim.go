@@ -122,12 +122,18 @@ func (a *Agent) claimBatch(ctx context.Context, batch []*claimCall) {
 		res := answer.Results[i]
 		var err error
 		if res.Result == protocol.ClaimGranted {
-			if err = checkAssignment(call, res.Assignment); err == nil {
-				a.metrics.Granted.Add(1)
-				a.start(ctx, res.Assignment, sent)
-			} else {
+			err = checkAssignment(call, res.Assignment)
+			switch {
+			case err != nil:
 				a.log.Error("an assignment makes no sense and is left to its lease",
 					slog.String("operation", call.operation), slog.Any("error", err))
+			case a.runs.ran(call.operation, res.Assignment.Generation) || a.kept.has(call.operation, res.Assignment.Generation):
+				// The plane grants a lease once more to a holder that it has heard
+				// nothing of. This one has acted already.
+				res = protocol.ClaimResult{Operation: call.operation, Result: protocol.ClaimHeld}
+			default:
+				a.metrics.Granted.Add(1)
+				a.start(ctx, res.Assignment, sent)
 			}
 		}
 		a.claims.answer(call, res, err)

@@ -75,7 +75,7 @@ func (r *run) explain(f *protocol.Final, e end) {
 		}
 	}
 	c.Detail = detail(c.Detail)
-	f.Cause = c
+	f.Cause, f.Message = c, c.Detail
 	f.Retryable = f.Outcome == protocol.FinalFailed && e.out.Retryable
 	f.ActionCode, f.ActionText = e.out.ActionCode, detail(e.out.ActionText)
 	if f.ActionCode == "" && f.Outcome == protocol.FinalFailed {
@@ -85,8 +85,8 @@ func (r *run) explain(f *protocol.Final, e end) {
 		}
 	}
 	for _, s := range r.steps {
-		if s.Phase != operation.StepUnknown {
-			continue
+		if s.Phase != operation.StepUnknown && s.Phase != operation.StepRunning {
+			continue // settled, or nothing in flight
 		}
 		resources := s.Resources
 		if len(resources) == 0 {
@@ -136,7 +136,9 @@ func (r *run) observe(ctx context.Context, f *protocol.Final) {
 	f.Observed = seen.Observed
 	f.Verified, f.NotVerified = texts(seen.Verified), texts(seen.NotVerified)
 	f.Details = redactJSON(seen.Details, protocol.MaxDetailsBytes)
-	f.Message = detail(seen.Message)
+	if seen.Message != "" {
+		f.Message = detail(seen.Message)
+	}
 	for _, x := range seen.Residual {
 		x.Detail = detail(x.Detail)
 		f.Residual = append(f.Residual, x)
@@ -217,6 +219,7 @@ func (r *run) finish(held context.Context, f *protocol.Final) {
 		r.out.close(errLeaseOver)
 		r.log.Info("operation finished", slog.String("outcome", f.Outcome))
 	case errors.Is(err, errRefused):
+		r.agent.runs.spoil(op, generation)
 		r.agent.kept.drop(op, generation)
 		r.log.Error("the plane will not hear of the operation's end", slog.String("outcome", f.Outcome), slog.Any("error", err))
 	default:
@@ -226,10 +229,6 @@ func (r *run) finish(held context.Context, f *protocol.Final) {
 		}
 		r.log.Warn("the lease is over before the end was told; the report is kept",
 			slog.String("outcome", f.Outcome), slog.Any("error", err))
-		report := r.out.undelivered()
-		if report.Final == nil { // the outbox was closed before the end was known
-			report.Final = f
-		}
-		r.agent.kept.release(report, r.a.CorrelationID)
+		r.agent.kept.release(r.out.undelivered(), r.a.CorrelationID, r.out.wasTold())
 	}
 }

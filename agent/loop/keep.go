@@ -28,6 +28,9 @@ type keptReport struct {
 	// SavedAt is what the report's ago_ms count back from.
 	SavedAt time.Time `json:"saved_at"`
 
+	// Told: the plane heard it, too late for it to count.
+	Told bool `json:"told,omitempty"`
+
 	owned bool          // a run still delivers it itself
 	due   time.Duration // when to try next
 	tries int
@@ -61,6 +64,8 @@ type keep struct {
 	dir string // "": memory only
 	now func() time.Time
 	log *slog.Logger
+
+	disk sync.Mutex // one file at a time; taken before mu
 
 	mu      sync.Mutex
 	entries map[keptKey]*keptReport
@@ -121,30 +126,59 @@ func (k *keep) file(key keptKey) string {
 
 // guard saves a final report that its run goes on delivering, so that a crash
 // does not lose it.
-func (k *keep) guard(r protocol.Report, correlation string) { k.put(r, correlation, true) }
-
-// release keeps a report whose run is over.
-func (k *keep) release(r protocol.Report, correlation string) {
-	k.put(r, correlation, false)
-	k.ring()
+func (k *keep) guard(r protocol.Report, correlation string) {
+	k.put(&keptReport{Report: r, Correlation: correlation, owned: true})
 }
 
-func (k *keep) put(r protocol.Report, correlation string, owned bool) {
+// release keeps a report whose run is over.
+func (k *keep) release(r protocol.Report, correlation string, told bool) {
+	k.put(&keptReport{Report: r, Correlation: correlation, Told: told})
+	select {
+	case k.kick <- struct{}{}:
+	default:
+	}
+}
+
+// tell marks a report that the plane has heard, too late for it to count.
+func (k *keep) tell(entry *keptReport) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	key := keptKey{r.Operation, r.Generation}
-	if old := k.entries[key]; old != nil && owned {
+	entry.Told = true
+	k.mu.Unlock()
+	k.save(entry)
+}
+
+func (k *keep) put(entry *keptReport) {
+	k.mu.Lock()
+	key := keptKey{entry.Report.Operation, entry.Report.Generation}
+	if old := k.entries[key]; old != nil && entry.owned {
+		k.mu.Unlock()
 		return // guarded already
 	}
-	entry := &keptReport{Report: r, Correlation: correlation, SavedAt: k.now().UTC(), owned: owned}
+	entry.SavedAt = k.now().UTC()
 	k.entries[key] = entry
 	k.bound()
+	k.mu.Unlock()
+	k.save(entry)
+}
+
+// save writes the entry's file. The disk's time is not spent under the lock
+// that reports wait for.
+func (k *keep) save(entry *keptReport) {
 	if k.dir == "" {
 		return
 	}
-	if err := writeKept(k.file(key), entry); err != nil {
+	k.disk.Lock()
+	defer k.disk.Unlock()
+	key := keptKey{entry.Report.Operation, entry.Report.Generation}
+	k.mu.Lock()
+	current, copied := k.entries[key] == entry, *entry
+	k.mu.Unlock()
+	if !current { // dropped or replaced meanwhile
+		return
+	}
+	if err := writeKept(k.file(key), &copied); err != nil {
 		k.log.Error("a report cannot be saved; it is kept in memory only",
-			slog.String("operation", r.Operation), slog.Any("error", err))
+			slog.String("operation", key.operation), slog.Any("error", err))
 	}
 }
 
@@ -216,6 +250,8 @@ func (k *keep) remove(key keptKey) {
 
 // drop forgets one report.
 func (k *keep) drop(operation string, generation int64) {
+	k.disk.Lock()
+	defer k.disk.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.remove(keptKey{operation, generation})
@@ -224,6 +260,8 @@ func (k *keep) drop(operation string, generation int64) {
 // dropBefore forgets the operation's reports of older generations, which a new
 // run of it has taken over.
 func (k *keep) dropBefore(operation string, generation int64) {
+	k.disk.Lock()
+	defer k.disk.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for key := range k.entries {
@@ -270,15 +308,9 @@ func (k *keep) postpone(entry *keptReport, now, wait time.Duration) {
 	entry.due = now + wait
 }
 
-func (k *keep) empty() bool {
+// has tells whether a report of that very generation is kept.
+func (k *keep) has(operation string, generation int64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return len(k.entries) == 0
-}
-
-func (k *keep) ring() {
-	select {
-	case k.kick <- struct{}{}:
-	default:
-	}
+	return k.entries[keptKey{operation, generation}] != nil
 }

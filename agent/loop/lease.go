@@ -18,15 +18,18 @@ var (
 )
 
 // lease is one assignment's right to act, counted on the agent's own clock from
-// the moment the claim or the renewal was sent. Once over it stays over.
+// the moment the claim or the renewal was sent. Acting ends first, and for good;
+// telling goes on for one call deadline, during which no successor may claim.
 type lease struct {
 	mono func() time.Duration
 	call time.Duration // the plane's bound of one call
 
 	mu       sync.Mutex
-	until    time.Duration // the margin is taken off already
+	until    time.Duration // acting ends; the margin is taken off already
 	deadline time.Duration
-	ended    error
+	tell     time.Duration // telling ends
+	acting   error         // why acting is over
+	ended    error         // why the lease is over altogether
 	endLease context.CancelCauseFunc
 	endWork  context.CancelCauseFunc
 	timer    *time.Timer
@@ -35,8 +38,8 @@ type lease struct {
 // margin is how long before its end a lease counts as over.
 func margin(lease time.Duration) time.Duration { return min(lease/20, 500*time.Millisecond) }
 
-// newLease returns the lease and two contexts: held ends with the lease, work
-// also at the deadline.
+// newLease returns the lease and two contexts: work ends when acting does, held
+// when telling does.
 func newLease(ctx context.Context, mono func() time.Duration, sent time.Duration, leaseMS, deadlineMS, callMS int64) (l *lease, held, work context.Context) {
 	held, endLease := context.WithCancelCause(ctx)
 	work, endWork := context.WithCancelCause(held)
@@ -52,36 +55,36 @@ func ms(n int64) time.Duration { return time.Duration(max(n, 0)) * time.Millisec
 
 func (l *lease) set(sent time.Duration, leaseMS, deadlineMS int64) {
 	d := ms(leaseMS)
-	l.until = max(l.until, sent+d-margin(d))
 	l.deadline = sent + ms(deadlineMS)
+	until := sent + d - margin(d)
+	if leaseMS >= deadlineMS { // the plane lets no lease outlive the deadline: that ends the work
+		until = l.deadline
+	}
+	l.until = max(l.until, until)
+	l.tell = max(l.tell, sent+d+l.call)
 }
 
 // next is how long until something is to be looked at.
 func (l *lease) next() time.Duration {
-	now := l.mono()
-	d := l.until - now
-	if l.deadline > now {
-		d = min(d, l.deadline-now)
+	at := l.tell
+	if l.acting == nil {
+		at = min(l.until, l.deadline)
 	}
-	return max(d, 0)
+	return max(at-l.mono(), 0)
 }
 
-// renew takes a renewal's answer over; false when the lease was over already.
-func (l *lease) renew(sent time.Duration, leaseMS, deadlineMS int64) bool {
+// renew takes a renewal's answer over, unless acting is over already.
+func (l *lease) renew(sent time.Duration, leaseMS, deadlineMS int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ended != nil {
-		return false
+	if l.ended == nil && l.acting == nil {
+		l.set(sent, leaseMS, deadlineMS)
+		l.timer.Reset(l.next())
 	}
-	l.set(sent, leaseMS, deadlineMS)
-	l.timer.Reset(l.next())
-	return true
 }
 
 func (l *lease) tick() {
-	if l.check() == errLeaseOver {
-		return
-	}
+	_ = l.check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended == nil {
@@ -89,7 +92,7 @@ func (l *lease) tick() {
 	}
 }
 
-// check returns nil, errDeadline, or why the lease is over, and ends the
+// check returns nil, or why nothing may be issued any more, and ends the
 // contexts accordingly. It reads the clock: a process that was stopped past its
 // lease learns it here, before any timer fires.
 func (l *lease) check() error {
@@ -99,19 +102,30 @@ func (l *lease) check() error {
 		return l.ended
 	}
 	now := l.mono()
-	if now >= l.until {
+	if l.acting == nil {
+		switch {
+		case now >= l.deadline && l.deadline <= l.until:
+			l.stopActing(errDeadline)
+		case now >= l.until:
+			l.stopActing(errLeaseOver)
+		}
+	}
+	if now >= l.tell {
 		l.end(errLeaseOver)
-		return l.ended
 	}
-	if now >= l.deadline {
-		l.endWork(errDeadline)
-		return errDeadline
+	return l.acting
+}
+
+func (l *lease) stopActing(cause error) {
+	if l.acting == nil {
+		l.acting = cause
+		l.endWork(cause)
 	}
-	return nil
 }
 
 func (l *lease) end(cause error) {
 	if l.ended == nil {
+		l.stopActing(cause)
 		l.ended = cause
 		l.endLease(cause)
 		l.timer.Stop()
@@ -125,11 +139,22 @@ func (l *lease) lose(cause error) {
 	l.end(cause)
 }
 
-// force ends the work, and leaves the lease so that its end can be told.
-func (l *lease) force() { l.endWork(errForced) }
+// force ends the acting, and leaves the lease so that its end can be told.
+func (l *lease) force() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stopActing(errForced)
+}
 
 // release frees the timer and the contexts when the run is over.
 func (l *lease) release() { l.lose(context.Canceled) }
+
+// over tells whether the lease has ended altogether.
+func (l *lease) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ended != nil
+}
 
 // remaining is the time left until the deadline.
 func (l *lease) remaining() time.Duration {
@@ -145,7 +170,7 @@ func (l *lease) fence(ctx context.Context) (context.Context, context.CancelFunc,
 		return nil, func() {}, executor.ErrFenced
 	}
 	l.mu.Lock()
-	left := l.until - l.mono()
+	left := min(l.until, l.deadline) - l.mono()
 	l.mu.Unlock()
 	if left <= 0 {
 		return nil, func() {}, executor.ErrFenced

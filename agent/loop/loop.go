@@ -119,9 +119,11 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a.events = newEvents(a.metrics, a.now)
 	if a.queue == nil {
-		if a.queue, err = planeQueue(cfg, api); err != nil {
+		q, err := newPlaneQueue(cfg, api)
+		if err != nil {
 			return nil, fmt.Errorf("new agent: %w", err)
 		}
+		a.queue = q
 	}
 	return a, nil
 }

@@ -14,7 +14,8 @@ import (
 const (
 	reportCommands = 200  // commands a report, under the plane's limit
 	draftCommands  = 2000 // commands that wait while the plane is away
-	draftNotes     = 200
+	draftNotes     = 48   // notes a report, under the plane's 50
+	reportSteps    = 90   // step reports a report, under the plane's 100
 	lazyEvery      = time.Second
 )
 
@@ -84,6 +85,7 @@ type outbox struct {
 	state    outboxState
 	tries    int
 	lazy     bool // a lazy flush is due
+	told     bool // the plane heard the final report, too late for it to count
 	stripped bool // its final report was made a plain one
 	changed  chan struct{}
 	dropped  int
@@ -102,11 +104,11 @@ func newOutbox(a *protocol.Assignment, mono func() time.Duration, push func(*out
 func (o *outbox) add(flush bool, f func(*draft)) int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.err != nil {
-		return o.seq
-	}
 	f(&o.draft)
 	o.seq++
+	if o.err != nil { // it is kept, and not sent from here
+		return o.seq
+	}
 	if flush || len(o.draft.commands) >= reportCommands {
 		o.flush()
 	} else if !o.lazy {
@@ -245,13 +247,14 @@ func (o *outbox) freeze() *protocol.Report {
 	return &r
 }
 
-// take cuts one report off the draft: all of it, or its first commands when
-// there are too many.
+// take cuts one report off the draft: all of it, or its beginning when
+// there is too much.
 func (o *outbox) take(n int64) *frozen {
 	d := &o.draft
-	if len(d.commands) > reportCommands {
-		f := &frozen{n: n, covers: o.acked, draft: draft{commands: markSent(d.commands[:reportCommands])}}
-		d.commands = d.commands[reportCommands:]
+	if len(d.commands) > reportCommands || len(d.steps) > reportSteps {
+		c, s := min(len(d.commands), reportCommands), min(len(d.steps), reportSteps)
+		f := &frozen{n: n, covers: o.acked, draft: draft{commands: markSent(d.commands[:c]), steps: d.steps[:s:s]}}
+		d.commands, d.steps = d.commands[c:], d.steps[s:]
 		return f
 	}
 	if o.dropped > 0 {
@@ -380,9 +383,18 @@ func (o *outbox) undelivered() protocol.Report {
 		o.lastN++
 		f.n = o.lastN
 	}
-	if n := len(f.draft.commands) - reportCommands; n > 0 { // the newest tell most
-		f.draft.commands = f.draft.commands[n:]
-	}
+	f.draft.commands = newest(f.draft.commands, reportCommands)
+	f.draft.steps = newest(f.draft.steps, reportSteps)
+	f.draft.notes = newest(f.draft.notes, draftNotes)
 	f.draft.settled = false
 	return o.render(f, o.mono())
+}
+
+// newest returns the last n of s: they tell most.
+func newest[T any](s []T, n int) []T { return s[max(len(s)-n, 0):] }
+
+func (o *outbox) wasTold() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.told
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,6 +16,9 @@ type runs struct {
 	mu   sync.Mutex
 	held map[string]*run
 	gone chan struct{} // closed and replaced when one ends
+	// spoilt are generations that ended here without the plane taking any word
+	// of it, the newest last: granted once more they would begin unprobed.
+	spoilt []keptKey
 }
 
 func newRuns() *runs { return &runs{held: map[string]*run{}, gone: make(chan struct{})} }
@@ -37,7 +41,22 @@ func (r *runs) newer(op string, generation int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	held := r.held[op]
-	return held != nil && held.a.Generation > generation && held.lease.check() != errLeaseOver
+	return held != nil && held.a.Generation > generation
+}
+
+// spoil remembers a generation that must not begin again.
+func (r *runs) spoil(op string, generation int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.spoilt = newest(append(r.spoilt, keptKey{op, generation}), 1000)
+}
+
+// ran tells whether this very generation is held or ended badly here.
+func (r *runs) ran(op string, generation int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held := r.held[op]
+	return held != nil && held.a.Generation == generation || slices.Contains(r.spoilt, keptKey{op, generation})
 }
 
 // add takes a run in and returns the one that it displaces.
@@ -124,7 +143,10 @@ func (a *Agent) renew(ctx context.Context) {
 }
 
 func (a *Agent) renewAll(ctx context.Context) error {
-	held := a.runs.all()
+	held := slices.DeleteFunc(a.runs.all(), func(r *run) bool {
+		err := r.lease.check() // past its deadline or its end no lease goes on
+		return err != nil && !errors.Is(err, errForced)
+	})
 	var failed error
 	for len(held) > 0 {
 		n := min(len(held), protocol.MaxBatch)
@@ -161,8 +183,11 @@ func (a *Agent) renewBatch(ctx context.Context, held []*run) error {
 			}
 		case res.ErrorCode == codeUnavailable: // asked again in a while
 		default:
-			if !r.over() {
-				r.log.Warn("lease lost", slog.String("error_code", res.ErrorCode))
+			if errors.Is(r.lease.check(), errDeadline) {
+				continue // passed meanwhile; what is left is to tell it
+			}
+			if !r.lease.over() {
+				r.log.Warn("lease lost", slog.String("error_code", redact(res.ErrorCode, 64)))
 			}
 			r.lease.lose(errLeaseLost)
 		}

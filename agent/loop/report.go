@@ -108,7 +108,7 @@ func (a *Agent) reportAnswered(s sending, r protocol.ReportResult) {
 	case r.ErrorCode == codeUnavailable:
 		s.box.again()
 	case r.ErrorCode == codeLeaseLost:
-		s.box.close(errLeaseLost)
+		s.box.lost(s.report.Final != nil)
 		a.runs.lose(s.box.operation, s.box.generation)
 	default:
 		a.log.Error("the plane refuses a report", slog.String("operation", s.box.operation),
@@ -187,4 +187,12 @@ func (o *outbox) strip() bool {
 	o.state = queued
 	o.push(o)
 	return true
+}
+
+// lost closes the outbox; told: the plane has heard its end, as a late one.
+func (o *outbox) lost(told bool) {
+	o.mu.Lock()
+	o.told = told
+	o.mu.Unlock()
+	o.close(errLeaseLost)
 }

@@ -64,11 +64,12 @@ func (a *Agent) newRun(ctx context.Context, as *protocol.Assignment, sent time.D
 			slog.String("correlation_id", as.CorrelationID)),
 	}
 	for _, s := range as.Steps {
-		r.steps = append(r.steps, &stepState{
-			Step:    s,
-			started: s.ID == as.StartedStep,
-			begun:   s.Phase != operation.StepPending || s.Attempts > 0,
-		})
+		st := &stepState{Step: s, started: s.ID == as.StartedStep && !as.Probe}
+		st.begun = s.Phase != operation.StepPending || s.Attempts > 0
+		if st.started { // the attempt that the claim opened is not a begun one yet
+			st.begun = s.Attempts > 1
+		}
+		r.steps = append(r.steps, st)
 	}
 	if as.Cancel {
 		r.requestCancel()
@@ -94,12 +95,6 @@ func (r *run) isCancelled() bool {
 	return r.cancelled
 }
 
-// over tells whether the lease has ended.
-func (r *run) over() bool {
-	err := r.lease.check()
-	return err != nil && !errors.Is(err, errDeadline)
-}
-
 // main carries the assignment out and tells its end. held ends with the lease,
 // work also at the deadline.
 func (r *run) main(held, work context.Context) {
@@ -120,12 +115,13 @@ func (r *run) inherit(before []protocol.Report) {
 		return
 	}
 	now := r.agent.mono()
+	before = newest(before, 3)
 	r.out.add(false, func(d *draft) {
 		for _, b := range before {
-			for _, c := range b.Commands {
+			for _, c := range newest(b.Commands, reportCommands) {
 				d.commands = append(d.commands, &commandAt{Command: c, start: now - ms(c.StartAgoMS), end: now - ms(c.EndAgoMS)})
 			}
-			d.notes = append(d.notes, b.Notes...)
+			d.notes = append(d.notes, newest(b.Notes, 10)...)
 			if f := b.Final; f != nil {
 				d.notes = append(d.notes, protocol.Note{Code: "late_report",
 					Detail: detail("an earlier lease of this agent ended as " + f.Outcome + " untold: " + f.Message)})
@@ -172,7 +168,10 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 	}
 	seq := r.out.add(true, func(d *draft) { d.settled = true })
 	if err := r.out.wait(ctx, seq); err != nil {
-		return r.interrupted(ctx, true)
+		if e := r.interrupted(ctx, false); e != nil {
+			return e
+		}
+		return &end{outcome: protocol.FinalAmbiguous, out: executor.Outcome{ErrorCode: codeLeaseLost, Detail: err.Error()}}
 	}
 	if inherited {
 		r.agent.kept.dropBefore(r.a.Operation, r.a.Generation)
@@ -198,7 +197,7 @@ func (r *run) found(s *stepState, f executor.Finding) {
 // work carries the steps out in order.
 func (r *run) work(ctx context.Context) end {
 	for _, s := range r.steps {
-		if s.Cleanup || s.Phase == operation.StepSucceeded || s.Phase == operation.StepSkipped {
+		if s.Cleanup || s.Phase == operation.StepSucceeded || s.Phase == operation.StepSkipped && !s.Required {
 			continue
 		}
 		if s.Phase == operation.StepFailed {
@@ -209,6 +208,10 @@ func (r *run) work(ctx context.Context) end {
 			continue
 		}
 		if e := r.interrupted(ctx, true); e != nil {
+			if s.started { // told by the claim, and never done
+				s.started, s.Phase = false, operation.StepRunning
+				e = r.interrupt(s, e, executor.Outcome{Class: operation.OutcomeTransient})
+			}
 			e.step = s
 			return *e
 		}
@@ -223,7 +226,7 @@ func (r *run) work(ctx context.Context) end {
 // requiredDone tells whether the operation has what success needs.
 func (r *run) requiredDone() bool {
 	for _, s := range r.steps {
-		if s.Required && !s.Cleanup && s.Phase != operation.StepSucceeded && s.Phase != operation.StepSkipped {
+		if s.Required && !s.Cleanup && s.Phase != operation.StepSucceeded {
 			return false
 		}
 	}

@@ -68,7 +68,7 @@ func (r *run) task(s *stepState, attempt int, fenced bool, boundary <-chan struc
 	}, func() { over.Store(true) }
 }
 
-func (r *run) probe(ctx context.Context, s *stepState) (f executor.Finding) {
+func (r *run) probe(ctx context.Context, s *stepState) executor.Finding {
 	t, over := r.task(s, max(s.Attempts, 1), true, nil)
 	defer over()
 	ctx, cancel := context.WithTimeout(ctx, r.lease.call)
@@ -83,9 +83,8 @@ func (r *run) probe(ctx context.Context, s *stepState) (f executor.Finding) {
 		}()
 		got <- r.agent.cfg.Executor.Probe(ctx, t)
 	}()
-	select {
-	case f = <-got:
-	case <-afterDone(ctx, executeGrace):
+	f, ok := await(ctx, got)
+	if !ok {
 		f = executor.Finding{Phase: operation.StepUnknown, ErrorCode: codeNoAnswer, Detail: "the probe did not return"}
 	}
 	switch f.Phase {
@@ -96,11 +95,22 @@ func (r *run) probe(ctx context.Context, s *stepState) (f executor.Finding) {
 	return f
 }
 
-// afterDone returns a channel that is closed some time after ctx ended.
-func afterDone(ctx context.Context, d time.Duration) <-chan struct{} {
-	c := make(chan struct{})
-	context.AfterFunc(ctx, func() { time.AfterFunc(d, func() { close(c) }) })
-	return c
+// await returns what comes, or false when ctx has ended and nothing came within
+// the grace.
+func await[T any](ctx context.Context, c <-chan T) (v T, ok bool) {
+	select {
+	case v = <-c:
+		return v, true
+	case <-ctx.Done():
+	}
+	t := time.NewTimer(executeGrace)
+	defer t.Stop()
+	select {
+	case v = <-c:
+		return v, true
+	case <-t.C:
+		return v, false
+	}
 }
 
 // execute calls the executor once.
@@ -119,13 +129,12 @@ func (r *run) execute(ctx context.Context, s *stepState, attempt int, boundary <
 		}()
 		got <- r.agent.cfg.Executor.Execute(ctx, t)
 	}()
-	select {
-	case out := <-got:
-		return out
-	case <-afterDone(ctx, executeGrace):
+	out, ok := await(ctx, got)
+	if !ok {
 		return executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: codeNoAnswer,
 			Detail: "the executor did not return after it was stopped"}
 	}
+	return out
 }
 
 // step brings one step to its end: nil when it succeeded, or failed without
