@@ -40,20 +40,23 @@ func raise(ctx context.Context, l ledger.Ledger, stream string, before time.Time
 		}
 		low := head.Next
 		if head.At >= before.UnixMilli() {
-			if low, err = seek(ctx, l, stream, head.Low, head.Next, before.UnixMilli()); err != nil {
-				return head, err
-			}
+			low, err = seek(ctx, l, stream, head.Low, head.Next, before.UnixMilli())
 		}
-		if low <= head.Low {
+		if err == nil && low <= head.Low {
 			return head, nil
 		}
-		head.Low = low
-		err = l.Commit(ctx, ledger.Write{
-			Item: ledger.Item{Key: record.StreamHeadKey(stream), Data: record.Encode(head)}, Expect: version, Feed: false})
+		if err == nil {
+			head.Low = low
+			err = l.Commit(ctx, ledger.Write{
+				Item: ledger.Item{Key: record.StreamHeadKey(stream), Data: record.Encode(head)}, Expect: version})
+		}
 		if err == nil {
 			return head, nil
 		}
-		if !errors.Is(err, ledger.ErrConflict) || try == maxAppendTries {
+		// Another append, or another Trim, which makes holes for the seek.
+		var hole *holeError
+		again := errors.Is(err, ledger.ErrConflict) || errors.As(err, &hole)
+		if !again || try == maxAppendTries {
 			return head, err
 		}
 		if err := backOff(ctx, try); err != nil {
@@ -65,27 +68,27 @@ func raise(ctx context.Context, l ledger.Ledger, stream string, before time.Time
 // deleteRuns deletes the runs that begin below low. They all end there, since
 // low is where a run begins.
 func deleteRuns(ctx context.Context, l ledger.Ledger, stream string, low int64) (int, error) {
-	n := 0
-	for {
-		p, err := l.Query(ctx, ledger.Query{
-			PK: record.StreamPK(stream), From: record.StreamRunKey(stream, 0).SK, To: record.StreamRunKey(stream, low).SK, Limit: trimBatch,
-		})
+	q := ledger.Query{
+		PK: record.StreamPK(stream), From: record.StreamRunKey(stream, 0).SK, To: record.StreamRunKey(stream, low).SK, Limit: trimBatch,
+	}
+	for n := 0; ; {
+		p, err := l.Query(ctx, q)
 		if err != nil {
 			return n, err
 		}
-		if len(p.Items) == 0 && p.Next == "" {
+		writes := make([]ledger.Write, len(p.Items))
+		for i, it := range p.Items {
+			writes[i] = ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: it.Key}, Expect: ledger.AnyVersion}
+		}
+		if len(writes) > 0 {
+			if err := l.Commit(ctx, writes...); err != nil {
+				return n, err
+			}
+			n += len(writes)
+		}
+		if p.Next == "" {
 			return n, nil
 		}
-		var writes []ledger.Write
-		for _, it := range p.Items {
-			writes = append(writes, ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: it.Key}, Expect: ledger.AnyVersion})
-		}
-		if len(writes) == 0 {
-			continue // an empty page that is not the last
-		}
-		if err := l.Commit(ctx, writes...); err != nil {
-			return n, err
-		}
-		n += len(writes)
+		q.After = p.Next
 	}
 }

@@ -37,7 +37,7 @@ func (r *Reader) listen(streams []string, all bool) *bell {
 	if !all {
 		b.every = watchedPoll
 	}
-	any := make(chan struct{}, 1)
+	merged := make(chan struct{}, 1)
 	done := make(chan struct{})
 	for _, s := range streams {
 		ch, stop := w.Watch(record.StreamPK(s))
@@ -54,13 +54,13 @@ func (r *Reader) listen(streams []string, all bool) *bell {
 					return
 				}
 				select {
-				case any <- struct{}{}:
+				case merged <- struct{}{}:
 				default: // one signal waits there already
 				}
 			}
 		}()
 	}
-	b.rung = any
+	b.rung = merged
 	b.stops = append(b.stops, func() { close(done) })
 	return b
 }
