@@ -1,0 +1,197 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/opsplane/opsplane/shared/admission"
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/fleet"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// Delete takes a cluster out of the fleet: its inventory, agents, tokens and
+// queue. It is refused while an operation of the cluster is live. One that
+// broke off is finished by asking again: the cluster itself goes last.
+func (s *Service) Delete(ctx context.Context, call admission.Call, name string) error {
+	found, err := s.Find(ctx, call, name)
+	if err != nil {
+		return err
+	}
+	if err := s.unused(ctx, found); err != nil {
+		return err
+	}
+	if err := s.mark(ctx, found.ID, true); err != nil {
+		return err
+	}
+	if err := s.removeInventory(ctx, found.ID); err != nil {
+		return err
+	}
+	// With the inventory gone nothing more is admitted. What slipped in before
+	// keeps its cluster; its agents report the inventory again.
+	if err := s.unused(ctx, found); err != nil {
+		return errors.Join(err, s.mark(ctx, found.ID, false), s.askInventory(ctx, found.ID))
+	}
+	if err := s.Queues.Remove(ctx, found.Queue); err != nil {
+		return fmt.Errorf("remove queue of cluster %s: %w", found.ID, err)
+	}
+	if err := s.removePartition(ctx, found.ID); err != nil {
+		return err
+	}
+	return s.removeCluster(ctx, call, found)
+}
+
+// unused refuses while an operation of the cluster is live.
+func (s *Service) unused(ctx context.Context, c fleet.Cluster) error {
+	op, err := s.Store.LiveIn(ctx, c.ID)
+	if err != nil || op == "" {
+		return err
+	}
+	r := operation.Refuse("cluster_in_use", "operation %s of cluster %s has not ended", op, c.Name)
+	r.OperationID = op
+	return r
+}
+
+// mark sets or clears that the cluster is being deleted.
+func (s *Service) mark(ctx context.Context, cluster string, deleting bool) error {
+	return again(ctx, func() error {
+		c, version, err := s.Store.Cluster(ctx, cluster)
+		if errors.Is(err, ledger.ErrNotFound) {
+			return noCluster(cluster)
+		}
+		if err != nil || c.Deleting == deleting {
+			return err
+		}
+		c.Deleting = deleting
+		return s.Store.Ledger.Commit(ctx, ledger.Write{Item: record.ClusterItem(&c), Expect: version})
+	})
+}
+
+// askInventory has the cluster's reporter send everything again.
+func (s *Service) askInventory(ctx context.Context, cluster string) error {
+	return again(ctx, func() error {
+		it, err := s.Store.Ledger.Get(ctx, record.ReporterKey(cluster))
+		if errors.Is(err, ledger.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		r, err := record.Decode[fleet.Reporter](it)
+		if err != nil {
+			return err
+		}
+		r.Asked = true
+		it.Data = record.Encode(r)
+		return s.Store.Ledger.Commit(ctx, ledger.Write{Item: it, Expect: it.Version})
+	})
+}
+
+var inventoryKinds = []string{operation.KindNode, operation.KindDevice, operation.KindDeployment, operation.KindComponent}
+
+func (s *Service) removeInventory(ctx context.Context, cluster string) error {
+	for _, kind := range inventoryKinds {
+		q := ledger.Query{Index: ledger.Scope, PK: record.InventoryScope(kind, cluster), Limit: ledger.MaxWrites}
+		if err := s.removeAll(ctx, q); err != nil {
+			return fmt.Errorf("remove inventory of cluster %s: %w", cluster, err)
+		}
+	}
+	return nil
+}
+
+// removePartition deletes what the cluster's partition holds beside the cluster:
+// agents, the reporter, marks of events, parts of snapshots.
+func (s *Service) removePartition(ctx context.Context, cluster string) error {
+	q := ledger.Query{PK: record.ClusterPK(cluster), Limit: ledger.MaxWrites}
+	if err := s.removeAll(ctx, q); err != nil {
+		return fmt.Errorf("remove agents of cluster %s: %w", cluster, err)
+	}
+	return nil
+}
+
+// removeAll deletes every item of a query but the cluster's own. Nobody decides
+// by these items, so that the last write may win.
+func (s *Service) removeAll(ctx context.Context, q ledger.Query) error {
+	for {
+		p, err := s.Store.Ledger.Query(ctx, q)
+		if err != nil {
+			return err
+		}
+		var writes []ledger.Write
+		for _, it := range p.Items {
+			if it.SK != "cluster" {
+				writes = append(writes, ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: it.Key}, Expect: ledger.AnyVersion})
+			}
+		}
+		if len(writes) > 0 {
+			if err := s.Store.Ledger.Commit(ctx, writes...); err != nil {
+				return err
+			}
+		}
+		if p.Next == "" {
+			return nil
+		}
+		q.After = p.Next
+	}
+}
+
+// maxTokens bounds the agents' tokens that end with their cluster in its commit.
+const maxTokens = 80
+
+func (s *Service) removeCluster(ctx context.Context, call admission.Call, found fleet.Cluster) error {
+	var ended []string
+	err := again(ctx, func() error {
+		ended = nil
+		c, version, err := s.Store.Cluster(ctx, found.ID)
+		if errors.Is(err, ledger.ErrNotFound) {
+			return noCluster(found.ID)
+		}
+		if err != nil {
+			return err
+		}
+		writes := []ledger.Write{
+			{Kind: ledger.Delete, Item: ledger.Item{Key: record.ClusterKey(c.ID)}, Expect: version},
+			{Kind: ledger.Delete, Item: ledger.Item{Key: record.ClusterNameKey(c.Name)}, Expect: ledger.AnyVersion},
+			s.audit(call, "cluster.delete", c.ID, http.StatusNoContent, ""),
+		}
+		for cursor := ""; ; {
+			tokens, next, err := s.Tokens.ListAgent(ctx, c.ID, cursor, ledger.MaxWrites)
+			if err != nil {
+				return err
+			}
+			for _, t := range tokens {
+				if t.Ended(s.now()) != "" {
+					continue
+				}
+				if len(ended) == maxTokens {
+					return operation.Refuse("cluster_in_use", "the cluster has more than %d agents' tokens: revoke some first", maxTokens)
+				}
+				_, w, err := s.Tokens.RevokeWrite(ctx, t.ID, call.Caller.Actor.ID)
+				if err != nil && !errors.Is(err, auth.ErrNoToken) {
+					return err
+				}
+				if err == nil {
+					writes, ended = append(writes, w), append(ended, t.ID)
+				}
+			}
+			if cursor = next; cursor == "" {
+				break
+			}
+		}
+		_, err = event.Append(ctx, s.Store.Ledger, event.PlaneStream, s.told(event.TypeClusterDeleted, call, c),
+			func() ([]ledger.Write, error) { return writes, nil })
+		return err
+	})
+	for _, t := range ended {
+		s.Tokens.Forget(t)
+	}
+	if err != nil {
+		return fmt.Errorf("delete cluster %s: %w", found.ID, err)
+	}
+	return nil
+}

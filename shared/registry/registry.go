@@ -1,0 +1,58 @@
+// Package registry keeps what the plane knows by being told: clusters with
+// their queues and agents' tokens, and the tokens of people and programs.
+//
+// Each change is one commit with its audit record. Refusals are
+// *operation.Refusal or carry a code of package problem themselves.
+package registry
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/admission"
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// Service carries the calls out. It holds no state of its own.
+type Service struct {
+	Store  *record.Store
+	Tokens *auth.Store
+	Queues queue.Admin
+}
+
+// maxTries bounds how often a commit is tried again after losing a race.
+const maxTries = 12
+
+func (s *Service) now() time.Time { return s.Store.Now().UTC().Truncate(time.Millisecond) }
+
+func (s *Service) audit(call admission.Call, action, resource string, status int, reason string) ledger.Write {
+	return record.AuditWrite(record.Audit{At: s.now(), Actor: call.Caller.Actor, Method: call.Method, Path: call.Path, Action: action,
+		Resource: resource, Status: status, Reason: reason, CorrelationID: call.CorrelationID, RemoteAddr: call.RemoteAddr})
+}
+
+// again calls f until it no longer loses a race.
+func again(ctx context.Context, f func() error) error {
+	for try := 0; ; try++ {
+		err := f()
+		if err == nil || !errors.Is(err, ledger.ErrConflict) || try == maxTries {
+			return err
+		}
+		t := time.NewTimer(time.Duration(1+rand.IntN(1<<min(try, 6))) * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+func noCluster(name string) error {
+	return operation.Refuse("not_found", "there is no cluster %s", name)
+}
