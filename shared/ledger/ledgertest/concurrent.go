@@ -131,8 +131,8 @@ func testReadsSeeAcknowledged(t *testing.T, b *bench) {
 				if its, err := b.GetMany(t.Context(), []ledger.Key{key("p", "s")}); err == nil {
 					many = its[key("p", "s")].Version
 				}
-				if page, err := b.Query(t.Context(), ledger.Query{PK: "p"}); err == nil && len(page.Items) == 1 {
-					query = page.Items[0].Version
+				if items, err := b.all(t.Context(), ledger.Query{PK: "p"}); err == nil && len(items) == 1 {
+					query = items[0].Version
 				}
 				if get < want || many < want || query < want {
 					t.Errorf("acknowledged version %d; get saw %d, get many %d, query %d", want, get, many, query)

@@ -86,10 +86,10 @@ func testFeedPositions(t *testing.T, b *bench) {
 }
 
 func testFeedWait(t *testing.T, b *bench) {
-	// Nothing there: it returns, with a position to go on from.
+	// Nothing there: it returns.
 	changes, position, err := b.Changes(t.Context(), "", 10, 20*time.Millisecond)
-	if err != nil || len(changes) > 0 || position == "" {
-		t.Fatalf("empty feed: got %v at %q, %v", changes, position, err)
+	if err != nil || len(changes) > 0 {
+		t.Fatalf("empty feed: got %v, %v", changes, err)
 	}
 	go func() {
 		time.Sleep(50 * time.Millisecond) // usually after the reader has begun to wait; either is right

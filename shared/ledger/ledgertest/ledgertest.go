@@ -174,6 +174,23 @@ func (b *bench) all(ctx context.Context, q ledger.Query) ([]ledger.Item, error) 
 	}
 }
 
+// first reads the first page that holds anything.
+func (b *bench) first(t *testing.T, q ledger.Query) ledger.Page {
+	t.Helper()
+	for {
+		page, err := b.Query(t.Context(), q)
+		if err != nil {
+			t.Fatalf("query %+v: %v", q, err)
+		}
+		if len(page.Items) > 0 {
+			return page
+		}
+		if q.After = page.Next; q.After == "" {
+			t.Fatalf("query %+v: found nothing", q)
+		}
+	}
+}
+
 // names lists the keys of items as one comparable text.
 func names(items []ledger.Item) string {
 	out := make([]string, len(items))

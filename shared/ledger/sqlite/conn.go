@@ -1,7 +1,9 @@
 package sqlite
 
 import (
+	"encoding/binary"
 	"fmt"
+	"strconv"
 
 	"modernc.org/libc"
 	sqlite3 "modernc.org/sqlite/lib"
@@ -62,16 +64,11 @@ func openConn(name string, flags int32) (*conn, error) {
 
 // pointerAt reads the pointer that is stored at p.
 func pointerAt(p uintptr) uintptr {
-	var v uintptr
-	for i, b := range libc.GoBytes(p, pointerBytes) {
-		v |= uintptr(b) << (8 * i)
+	if strconv.IntSize == 32 {
+		return uintptr(binary.NativeEndian.Uint32(libc.GoBytes(p, 4)))
 	}
-	return v
+	return uintptr(binary.NativeEndian.Uint64(libc.GoBytes(p, 8)))
 }
-
-// pointerBytes is 4 or 8; every platform of the library is little-endian
-// except s390x, on which nothing of the product runs.
-const pointerBytes = 4 << (^uintptr(0) >> 63)
 
 func (c *conn) close() {
 	for _, s := range c.stmts {

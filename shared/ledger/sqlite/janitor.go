@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -44,7 +45,10 @@ func (db *DB) janitor() {
 // go between.
 func (db *DB) clean(ctx context.Context) error {
 	trim := func(w *writer) (int64, error) { return trimFeed(w, db.opts.FeedAge) }
-	for _, sweep := range []func(*writer) (int64, error){sweepExpired, trim} {
+	for _, sweep := range []struct {
+		run   func(*writer) (int64, error)
+		count *atomic.Int64
+	}{{sweepExpired, &db.counts.expired}, {trim, &db.counts.trimmed}} {
 		for n := int64(chunk); n == chunk; {
 			select {
 			case <-db.closing:
@@ -53,12 +57,13 @@ func (db *DB) clean(ctx context.Context) error {
 			}
 			var done int64
 			if err := db.submit(ctx, nil, func(w *writer) (err error) {
-				done, err = sweep(w)
+				done, err = sweep.run(w)
 				return err
 			}); err != nil {
 				return err
 			}
 			n = done
+			sweep.count.Add(n)
 		}
 	}
 	return nil
@@ -75,9 +80,7 @@ func sweepExpired(w *writer) (int64, error) {
 	if err := s.run(); err != nil {
 		return 0, err
 	}
-	n := w.c.changes()
-	w.db.counts.expired.Add(n)
-	return n, nil
+	return w.c.changes(), nil
 }
 
 // trimFeed drops the oldest records up to the first that is younger than age,
@@ -115,6 +118,5 @@ func trimFeed(w *writer, age time.Duration) (int64, error) {
 			return 0, err
 		}
 	}
-	w.db.counts.trimmed.Add(n)
 	return n, nil
 }

@@ -182,7 +182,13 @@ func prepareFile(path string) error {
 		if err != nil {
 			return readOnly(err)
 		}
-		return f.Close()
+		if err := f.Close(); err != nil {
+			return err
+		}
+		// A power cut must not lose the file's name, nor a new folder's.
+		dir := filepath.Dir(path)
+		_ = syncDir(filepath.Dir(dir)) // which this user may not be able to read
+		return syncDir(dir)
 	}
 	return nil
 }
