@@ -1,0 +1,97 @@
+package sim
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+func newEvent(typ, kind, uid, name string, at time.Time, detail map[string]any) protocol.Event {
+	e := protocol.Event{Type: typ, Subject: protocol.Subject{Kind: kind, UID: uid, Name: name}, At: at.UTC()}
+	if len(detail) > 0 {
+		e.Detail, _ = json.Marshal(detail) // maps of plain values always marshal
+	}
+	return e
+}
+
+func nodeEvents(old, n *Node, at time.Time) []protocol.Event {
+	if n == nil {
+		return []protocol.Event{newEvent("node.left", "node", old.UID, old.Name, at, nil)}
+	}
+	var events []protocol.Event
+	add := func(typ string, detail map[string]any) {
+		events = append(events, newEvent(typ, "node", n.UID, n.Name, at, detail))
+	}
+	if old == nil {
+		add("node.joined", nil)
+		return events
+	}
+	if old.Ready && !n.Ready {
+		add("node.not_ready", map[string]any{"unreachable": n.Unreachable})
+	}
+	if !old.Ready && n.Ready {
+		add("node.ready", nil)
+	}
+	if old.Schedulable && !n.Schedulable {
+		detail := map[string]any{}
+		if c := n.Cordon; c != nil {
+			detail["owner"], detail["reason"] = c.Owner, c.Reason
+			if c.Operation != "" {
+				detail["operation"] = c.Operation
+			}
+			if c.By != "" {
+				detail["by"] = c.By
+			}
+		}
+		add("node.cordoned", detail)
+	}
+	if !old.Schedulable && n.Schedulable {
+		detail := map[string]any{}
+		if c := old.Cordon; c != nil {
+			detail["owner"] = c.Owner
+		}
+		add("node.uncordoned", detail)
+	}
+	return events
+}
+
+func deviceEvents(w *World, old, d *Device, at time.Time) []protocol.Event {
+	if old == nil {
+		return nil
+	}
+	node := ""
+	if n := w.Nodes[d.NodeUID]; n != nil {
+		node = n.Name
+	}
+	detail := map[string]any{"node": node, "node_uid": d.NodeUID, "index": d.Index, "health": d.Health, "detail": d.Detail}
+	switch {
+	case old.Health == HealthOK && d.Health != HealthOK:
+		return []protocol.Event{newEvent("device.degraded", "device", d.UID, d.UID, at, detail)}
+	case old.Health != HealthOK && d.Health == HealthOK:
+		return []protocol.Event{newEvent("device.recovered", "device", d.UID, d.UID, at, detail)}
+	}
+	return nil
+}
+
+func deploymentEvents(old, d *Deployment, at time.Time) []protocol.Event {
+	if old == nil {
+		return nil
+	}
+	var events []protocol.Event
+	if d.OOMs > old.OOMs {
+		events = append(events, newEvent("deployment.oom", "deployment", d.UID, d.Key(), at, map[string]any{"count": d.OOMs}))
+	}
+	if d.Crashes > old.Crashes {
+		events = append(events, newEvent("deployment.crash_loop", "deployment", d.UID, d.Key(), at, map[string]any{"count": d.Crashes}))
+	}
+	return events
+}
+
+func componentEvents(old, c *Component, at time.Time) []protocol.Event {
+	if old == nil || old.Version == c.Version {
+		return nil
+	}
+	return []protocol.Event{newEvent("component.version_changed", "component", c.UID, c.Name, at,
+		map[string]any{"from": old.Version, "to": c.Version})}
+}

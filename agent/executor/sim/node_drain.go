@@ -1,0 +1,290 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+var drainSteps = map[string]step{
+	"preflight": {(*Executor).probeConfirm, (*Executor).drainPreflight},
+	"cordon":    {(*Executor).probeCordon, (*Executor).cordon},
+	"evict":     {(*Executor).probeEvict, (*Executor).evict},
+	"wait":      {(*Executor).probeDrained, (*Executor).waitGone},
+	"confirm":   {(*Executor).probeConfirm, (*Executor).drainConfirm},
+	"restore":   {(*Executor).probeRestore, (*Executor).restore},
+}
+
+// drainPlan is a drain's payload, ready to use.
+type drainPlan struct {
+	operation.DrainPayload
+	selector selector
+}
+
+// readDrainPlan reads the payload of a drain. (A payload that admission has
+// not filled has a grace period of 0, so an absent field must stay at -1.)
+func readDrainPlan(t *executor.Task) (drainPlan, error) {
+	p := drainPlan{DrainPayload: operation.DrainPayload{GracePeriodSeconds: -1, OnDeadline: "stop", OnCancel: "leave"}}
+	if err := decode(t.Assignment.Payload, &p.DrainPayload); err != nil {
+		return p, err
+	}
+	if p.ForceWindowSeconds == 0 {
+		p.ForceWindowSeconds = max(p.GracePeriodSeconds, 0) + 30
+	}
+	var err error
+	p.selector, err = parseSelector(p.PodSelector)
+	return p, err
+}
+
+// forceNow tells whether the window before the deadline has begun in which what
+// is left is deleted.
+func (p drainPlan) forceNow(t *executor.Task) bool {
+	return p.OnDeadline == "force" && t.Remaining() <= time.Duration(p.ForceWindowSeconds)*time.Second
+}
+
+// verdict is what a drain makes of one pod.
+type verdict struct {
+	pod  *Pod
+	code string // of what stands in the way for good
+	why  string
+}
+
+// judge sorts a node's pods as kubectl drain does: DaemonSet and mirror pods
+// are left alone, completed ones never stand in the way, unmanaged ones and
+// those with local data are refused unless the payload allows them.
+func (p drainPlan) judge(ix *index, node string) []verdict {
+	var list []verdict
+	for _, pod := range sortedPods(ix.podsByNode[node]) {
+		if pod.Owner == OwnerDaemonSet || pod.Owner == OwnerMirror || !p.selector.match(pod.Labels) {
+			continue
+		}
+		v := verdict{pod: pod}
+		switch {
+		case pod.Completed || pod.DeletedAt != nil:
+		case pod.Owner == OwnerNone && !p.Force:
+			v.code, v.why = "unmanaged_pod", fmt.Sprintf("pod %s has no controller: nothing would start it again", pod.Key())
+		case pod.EmptyDir && !p.DeleteEmptyDirData:
+			v.code, v.why = "local_data", fmt.Sprintf("pod %s keeps data in an emptyDir, which would be lost", pod.Key())
+		}
+		list = append(list, v)
+	}
+	return list
+}
+
+// refusal finds what no drain with this payload gets past: nothing is touched.
+func (p drainPlan) refusal(w *World, ix *index, node string) (code, why string) {
+	for _, v := range p.judge(ix, node) {
+		if v.code != "" {
+			return v.code, v.why
+		}
+		if v.pod.Completed || v.pod.DeletedAt != nil {
+			continue
+		}
+		if b := budgets(w, ix, v.pod); len(b) > 1 && p.OnDeadline != "force" {
+			return "two_pdbs", twoPDBs(v.pod, b)
+		}
+	}
+	return "", ""
+}
+
+// twoPDBs words what the eviction API answers with a 500.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
+func twoPDBs(p *Pod, b []allowance) string {
+	return fmt.Sprintf("pod %s is selected by two disruption budgets, %s and %s: the cluster evicts no such pod", p.Key(), b[0].pdb.Key(), b[1].pdb.Key())
+}
+
+func (e *Executor) drainPreflight(_ context.Context, t *executor.Task) executor.Outcome {
+	p, err := readDrainPlan(t)
+	if err != nil {
+		return permanent("invalid_payload", err.Error())
+	}
+	var code, why, name string
+	count := 0
+	var blockers []protocol.Blocker
+	err = e.store.view(func(w *World, ix *index) {
+		n, c, y := findNode(w, ix, t.Assignment.TargetUID, nodeName(t))
+		if n == nil {
+			code, why = c, y
+			return
+		}
+		name, count = n.Name, len(p.judge(ix, n.UID))
+		code, why = p.refusal(w, ix, n.UID)
+		blockers = p.blockers(w, ix, n)
+	})
+	if err != nil {
+		return e.broken(err)
+	}
+	if code != "" {
+		return permanent(code, why)
+	}
+	for _, b := range blockers { // what may pass, or be waited for
+		t.Note("blocker", b.Resource+": "+b.Detail)
+	}
+	return executor.Done(fmt.Sprintf("%d pods to evict from node %s", count, name))
+}
+
+// blockers lists everything that a drain of the node would meet now.
+func (p drainPlan) blockers(w *World, ix *index, n *Node) []protocol.Blocker {
+	var list []protocol.Blocker
+	add := func(code, resource, rule, detail string) {
+		list = append(list, protocol.Blocker{Code: code, Resource: resource, Rule: rule, Detail: detail})
+	}
+	if n.Unreachable {
+		add("node_unreachable", "node/"+n.Name, "", fmt.Sprintf("node %s is unreachable: nobody can see its pods stop", n.Name))
+	}
+	for _, v := range p.judge(ix, n.UID) {
+		name := "pod/" + v.pod.Key()
+		if v.code != "" {
+			add(v.code, name, "", v.why)
+		}
+		if v.pod.Finalizer != "" {
+			add("finalizer", name, v.pod.Finalizer, fmt.Sprintf("pod %s has the finalizer %s: it stays until that is removed", v.pod.Key(), v.pod.Finalizer))
+		}
+		if v.pod.Completed || v.pod.DeletedAt != nil {
+			continue
+		}
+		switch b := budgets(w, ix, v.pod); {
+		case len(b) > 1:
+			add("two_pdbs", name, "pdb/"+b[0].pdb.Key(), twoPDBs(v.pod, b))
+		case len(b) == 1 && b[0].allowed() == 0:
+			add("pdb", name, "pdb/"+b[0].pdb.Key(), b[0].String())
+		}
+	}
+	return list
+}
+
+// planned reads how far the planned pods are gone.
+type planned struct {
+	total, gone int
+	left        []*Pod // copies, in the order of their names
+	node        Node
+}
+
+func (p planned) String() string { return fmt.Sprintf("%d of %d pods gone", p.gone, p.total) }
+
+// readPlanned reads the operation's planned pods by UID, and any other pod that
+// the drain is about.
+func readPlanned(w *World, ix *index, t *executor.Task, p drainPlan, n *Node) planned {
+	r := planned{node: *n}
+	seen := map[string]bool{}
+	if d := w.Drains[t.Assignment.Operation]; d != nil {
+		for _, x := range d.Pods {
+			seen[x.UID] = true
+			r.total++
+			if pod := w.Pods[x.UID]; pod != nil && pod.NodeUID == n.UID {
+				c := *pod
+				r.left = append(r.left, &c)
+			} else {
+				r.gone++
+			}
+		}
+	}
+	for _, v := range p.judge(ix, n.UID) {
+		if !seen[v.pod.UID] {
+			c := *v.pod
+			r.total++
+			r.left = append(r.left, &c)
+		}
+	}
+	return r
+}
+
+// probeDrain reads node and pods; a node that is not cordoned is not drained,
+// whatever is on it.
+func (e *Executor) probeDrain(t *executor.Task, done func(r planned) bool) executor.Finding {
+	p, err := readDrainPlan(t)
+	if err != nil {
+		return lost("invalid_payload", err.Error())
+	}
+	var f executor.Finding
+	err = e.store.view(func(w *World, ix *index) {
+		n, code, detail := findNode(w, ix, t.Assignment.TargetUID, nodeName(t))
+		if n == nil {
+			f = lost(code, detail)
+			return
+		}
+		r := readPlanned(w, ix, t, p, n)
+		if !n.Schedulable && done(r) {
+			f = found(r.String())
+			return
+		}
+		f = toRun(r.String())
+	})
+	if err != nil {
+		return unread(err)
+	}
+	return f
+}
+
+func (e *Executor) probeEvict(_ context.Context, t *executor.Task) executor.Finding {
+	return e.probeDrain(t, func(r planned) bool {
+		for _, p := range r.left {
+			if p.DeletedAt == nil {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func (e *Executor) probeDrained(_ context.Context, t *executor.Task) executor.Finding {
+	return e.probeDrain(t, func(r planned) bool { return len(r.left) == 0 })
+}
+
+// drainConfirm observes that each planned pod is gone by UID and that the node
+// is cordoned: acceptance of evictions proves nothing.
+func (e *Executor) drainConfirm(_ context.Context, t *executor.Task) executor.Outcome {
+	f := e.probeDrained(context.Background(), t)
+	switch f.Phase {
+	case operation.StepSucceeded:
+		return executor.Done(f.Detail + ", node cordoned")
+	case operation.StepFailed:
+		return permanent(f.ErrorCode, f.Detail)
+	case operation.StepUnknown:
+		return transient(f.ErrorCode, f.Detail)
+	}
+	n, code, detail, err := e.readNode(t)
+	switch {
+	case err != nil:
+		return e.broken(err)
+	case code != "":
+		return permanent(code, detail)
+	case n.Schedulable:
+		return permanent("uncordoned_externally", uncordoned(n))
+	}
+	return waiting("pods_left", f.Detail)
+}
+
+func uncordoned(n Node) string {
+	return fmt.Sprintf("node %s was uncordoned by somebody else during the drain", n.Name)
+}
+
+func (e *Executor) probeRestore(_ context.Context, t *executor.Task) executor.Finding {
+	n, code, detail, err := e.readNode(t)
+	switch {
+	case err != nil:
+		return unread(err)
+	case code != "":
+		return found(detail)
+	case n.Schedulable || n.Cordon == nil || n.Cordon.Operation != t.Assignment.Operation:
+		return found("no cordon of this operation is on the node")
+	}
+	return toRun("this operation's cordon is on the node")
+}
+
+// restore lifts the cordon if this operation placed it; nobody else's.
+func (e *Executor) restore(ctx context.Context, t *executor.Task) executor.Outcome {
+	if n, code, detail, err := e.readNode(t); err == nil && code != "" {
+		return executor.Done(fmt.Sprintf("nothing to restore on %s: %s", n.Name, detail))
+	}
+	return e.patchNode(ctx, t, DidUncordon, func(n Node) (string, *executor.Outcome) {
+		if n.Schedulable || n.Cordon == nil || n.Cordon.Operation != t.Assignment.Operation {
+			return "no cordon of this operation is on the node", nil
+		}
+		return "", nil
+	}, func(n *Node, _ *tx) { n.Schedulable, n.Cordon = true, nil })
+}

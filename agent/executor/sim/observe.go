@@ -1,0 +1,215 @@
+package sim
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// stages is how long each step of an operation took in this process.
+type stages struct {
+	names []string
+	spent map[string]time.Duration
+}
+
+// maxStages bounds how many operations' times are kept.
+const maxStages = 1_000
+
+// stage counts the time of one attempt of a step.
+func (e *Executor) stage(t *executor.Task) func() {
+	begin := time.Now()
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		s := e.stages[t.Assignment.Operation]
+		if s == nil {
+			s = &stages{spent: map[string]time.Duration{}}
+			e.stages[t.Assignment.Operation] = s
+			if e.order = append(e.order, t.Assignment.Operation); len(e.order) > maxStages {
+				delete(e.stages, e.order[0])
+				e.order = e.order[1:]
+			}
+		}
+		if _, known := s.spent[t.Step.Name]; !known {
+			s.names = append(s.names, t.Step.Name)
+		}
+		s.spent[t.Step.Name] += time.Since(begin)
+	}
+}
+
+type stageTime struct {
+	Step string `json:"step"`
+	MS   int64  `json:"ms"`
+}
+
+// podOutcome is what became of one planned pod.
+type podOutcome struct {
+	Pod     string     `json:"pod"`
+	UID     string     `json:"uid"`
+	Outcome string     `json:"outcome"` // gone, gone_forced, stopping, left
+	Evicted *time.Time `json:"evicted_at,omitempty"`
+	Gone    *time.Time `json:"gone_at,omitempty"`
+	Detail  string     `json:"detail,omitempty"`
+}
+
+type details struct {
+	Pods   []podOutcome `json:"pods,omitempty"`
+	Stages []stageTime  `json:"stages,omitempty"`
+	Resets int          `json:"resets,omitempty"` // of the device, as its host remembers
+}
+
+// Observe reads the target as it is at the end.
+func (e *Executor) Observe(_ context.Context, a *protocol.Assignment) executor.Ending {
+	t := &executor.Task{Assignment: a}
+	end := executor.Ending{Observed: &protocol.Inventory{}}
+	var d details
+	e.mu.Lock()
+	if s := e.stages[a.Operation]; s != nil {
+		for _, name := range s.names {
+			d.Stages = append(d.Stages, stageTime{name, s.spent[name].Milliseconds()})
+		}
+	}
+	e.mu.Unlock()
+	err := e.store.view(func(w *World, ix *index) {
+		switch {
+		case strings.HasPrefix(a.Type, "node."):
+			e.observeNode(w, ix, t, &end, &d)
+		case a.Type == "device.reset":
+			e.observeDevice(w, ix, t, &end, &d)
+		case a.Type == "deployment.roll":
+			observeDeployment(w, ix, t, &end)
+		case a.Type == "component.upgrade":
+			observeComponent(w, t, &end)
+		}
+	})
+	if err != nil {
+		return executor.Ending{Message: "the cluster could not be read: " + err.Error()}
+	}
+	end.Details, _ = json.Marshal(d) // plain values always marshal
+	if len(end.Details) > protocol.MaxDetailsBytes {
+		d.Pods = nil
+		end.Details, _ = json.Marshal(d)
+	}
+	return end
+}
+
+func (e *Executor) observeNode(w *World, ix *index, t *executor.Task, end *executor.Ending, d *details) {
+	n, _, why := findNode(w, ix, t.Assignment.TargetUID, nodeName(t))
+	if n == nil {
+		end.Message = why
+		return
+	}
+	end.Observed.Nodes = []protocol.Node{reportNode(w, ix, n)}
+	left := e.plannedPods(w, n, t, end, d)
+	cordon := "node is cordoned"
+	if n.Schedulable {
+		cordon = "node is schedulable"
+	}
+	end.Verified = append(end.Verified, cordon)
+	end.Message = cordon
+	if t.Assignment.Type != "node.drain" {
+		return
+	}
+	end.NotVerified = []string{"application readiness"}
+	if c := n.Cordon; !n.Schedulable && c != nil && c.Operation != t.Assignment.Operation {
+		end.Verified = append(end.Verified, "the cordon is not this operation's: "+describe(c))
+	}
+	end.Message = fmt.Sprintf("%s, %d of %d planned pods gone", cordon, len(d.Pods)-left, len(d.Pods))
+}
+
+// plannedPods tells what became of each pod that the operation planned.
+func (e *Executor) plannedPods(w *World, n *Node, t *executor.Task, end *executor.Ending, d *details) (left int) {
+	plan := w.Drains[t.Assignment.Operation]
+	if plan == nil {
+		if t.Assignment.Type == "node.drain" {
+			end.Verified = append(end.Verified, "0 planned pods gone by UID")
+		}
+		return 0
+	}
+	for _, p := range plan.Pods {
+		o := podOutcome{Pod: p.Name, UID: p.UID, Outcome: "gone", Evicted: p.Evicted, Gone: p.Gone}
+		switch pod := w.Pods[p.UID]; {
+		case pod == nil && p.Forced:
+			o.Outcome = "gone_forced"
+		case pod == nil:
+		case pod.DeletedAt != nil:
+			o.Outcome = "stopping"
+			_, o.Detail = e.staying(pod, *n)
+			left++
+			end.Residual = append(end.Residual, operation.Residual{Step: "wait", Resource: "pod/" + p.Name, Detail: "it was evicted and is still there: " + o.Detail})
+		default:
+			o.Outcome = "left"
+			left++
+		}
+		d.Pods = append(d.Pods, o)
+	}
+	end.Verified = append(end.Verified, fmt.Sprintf("%d planned pods gone by UID", len(plan.Pods)-left))
+	return left
+}
+
+func (e *Executor) observeDevice(w *World, ix *index, t *executor.Task, end *executor.Ending, d *details) {
+	g := findDevice(w, ix, t)
+	if g == nil {
+		end.Message = deviceGone(t)
+		return
+	}
+	end.Observed.Devices = []protocol.Device{reportDevice(w, g)}
+	d.Resets = len(g.Resets)
+	if n := w.Nodes[g.NodeUID]; n != nil {
+		e.plannedPods(w, n, t, end, d)
+	}
+	if r := g.resetOf(t.Assignment.Operation, t.Assignment.Run); r != nil && r.Done {
+		end.Verified = append(end.Verified, fmt.Sprintf("the host reset the GPU at %s", r.Ends.UTC().Format(time.RFC3339)))
+	} else if r != nil {
+		end.Residual = append(end.Residual, operation.Residual{Step: "reset", Resource: "device/" + g.UID, Detail: "the reset has not ended"})
+	}
+	if g.Health == HealthOK {
+		end.Verified = append(end.Verified, "GPU is usable")
+	}
+	end.NotVerified = []string{"application readiness"}
+	end.Message = fmt.Sprintf("GPU %s is %s", g.UID, g.Health)
+}
+
+func observeDeployment(w *World, ix *index, t *executor.Task, end *executor.Ending) {
+	var d *Deployment
+	for _, x := range w.Deployments {
+		if x.UID == t.Assignment.TargetUID || (t.Assignment.TargetUID == "" && x.Key() == strings.TrimPrefix(t.Assignment.TargetName, "deployment:")) {
+			d = x
+		}
+	}
+	if d == nil {
+		end.Message = deploymentGone(t)
+		return
+	}
+	r := reportDeployment(ix, d)
+	end.Observed.Deployments = []protocol.Deployment{r}
+	if d.restarted(t) {
+		end.Verified = append(end.Verified, "the pod template carries this restart")
+	}
+	end.Verified = append(end.Verified, fmt.Sprintf("%d of %d replicas updated", r.Updated, r.Desired), fmt.Sprintf("%d of %d replicas ready", r.Ready, r.Desired))
+	end.NotVerified = []string{"application readiness"}
+	end.Message = fmt.Sprintf("%d of %d replicas updated, %d ready", r.Updated, r.Desired, r.Ready)
+}
+
+func observeComponent(w *World, t *executor.Task, end *executor.Ending) {
+	var p upgradePayload
+	_ = decode(t.Assignment.Payload, &p) // a bad one has failed in preflight
+	c := w.componentNamed(p.Component)
+	if c == nil {
+		end.Message = fmt.Sprintf("the cluster has no component %q", p.Component)
+		return
+	}
+	end.Observed.Components = []protocol.Component{reportComponent(c)}
+	end.Verified = []string{fmt.Sprintf("%s reports version %s", c.Name, c.Version)}
+	if c.Healthy {
+		end.Verified = append(end.Verified, c.Name+" is healthy")
+	}
+	end.NotVerified = []string{"application readiness"}
+	end.Message = fmt.Sprintf("%s is %s", c.Name, c.Version)
+}
