@@ -2,6 +2,7 @@ package event
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"slices"
 	"sync"
@@ -11,6 +12,14 @@ import (
 
 	"pgregory.net/rapid"
 )
+
+// The property needs few rounds, each with its own races; -rapid.checks asks for
+// more.
+func init() {
+	if err := flag.Set("rapid.checks", "30"); err != nil {
+		panic(err)
+	}
+}
 
 // readerPlan is a plan for one reader of the property test.
 type readerPlan struct {

@@ -1,0 +1,109 @@
+package event
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/fleet"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+func report() protocol.Event {
+	return protocol.Event{
+		N: 3, Type: "gpu.xid_error", Subject: protocol.Subject{Kind: "node", UID: "uid-1", Name: "gpu-4"},
+		At: t0.Add(-time.Hour), Detail: json.RawMessage(`{"xid":79}`),
+	}
+}
+
+func TestFromReport(t *testing.T) {
+	t.Parallel()
+	e, err := FromReport("clu_a", "agt_1", "boot", report(), t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.Subject != (Subject{"node", fleet.NodeID("clu_a", "uid-1"), "gpu-4"}) || e.Stream != "clu_a" || e.Actor.ID != "agt_1" ||
+		!e.Timestamp.Equal(t0.Add(-time.Hour)) || !e.ReceivedAt.Equal(t0) || string(e.Detail) != `{"xid":79}` || e.Severity != Info {
+		t.Errorf("%+v", e)
+	}
+	again, err := FromReport("clu_a", "agt_1", "boot", report(), t0.Add(time.Minute))
+	if err != nil || again.ID != e.ID {
+		t.Errorf("a resend is %s, was %s (%v)", again.ID, e.ID, err)
+	}
+	for name, other := range map[string][3]string{"cluster": {"clu_b", "agt_1", "boot"}, "agent": {"clu_a", "agt_2", "boot"}, "boot": {"clu_a", "agt_1", "b2"}} {
+		if o, err := FromReport(other[0], other[1], other[2], report(), t0); err != nil || o.ID == e.ID {
+			t.Errorf("another %s has the same id (%v)", name, err)
+		}
+	}
+}
+
+func TestFromReportSubjects(t *testing.T) {
+	t.Parallel()
+	const gpu = "GPU-8f3c0000-0000-4000-8000-00000000000a"
+	for _, tt := range []struct {
+		in   protocol.Subject
+		want Subject
+	}{
+		{protocol.Subject{Kind: "node", UID: "u"}, Subject{"node", fleet.NodeID("clu_a", "u"), "u"}},
+		{protocol.Subject{Kind: "device", UID: "8F3C0000-0000-4000-8000-00000000000A", Name: "gpu0"}, Subject{"device", fleet.DeviceID("clu_a", gpu), gpu}},
+		{protocol.Subject{Kind: "deployment", UID: "u", Name: "ns/web"}, Subject{"deployment", fleet.DeploymentID("clu_a", "u"), "ns/web"}},
+		{protocol.Subject{Kind: "component", UID: "u", Name: "operator"}, Subject{"component", fleet.ComponentID("clu_a", "operator"), "operator"}},
+		{protocol.Subject{Kind: "agent", Name: "a0"}, Subject{"agent", fleet.AgentID("clu_a", "a0"), "a0"}},
+		{protocol.Subject{Kind: "cluster"}, Subject{"cluster", "clu_a", ""}},
+	} {
+		r := report()
+		r.Subject = tt.in
+		if e, err := FromReport("clu_a", "agt_1", "b", r, t0); err != nil || e.Subject != tt.want {
+			t.Errorf("%+v gives %+v, want %+v (%v)", tt.in, e.Subject, tt.want, err)
+		}
+	}
+}
+
+func TestFromReportRefuses(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		spoil func(*protocol.Event)
+		says  string
+	}{
+		"n":             {func(r *protocol.Event) { r.N = 0 }, "begin at 1"},
+		"no type":       {func(r *protocol.Event) { r.Type = "" }, "type"},
+		"type":          {func(r *protocol.Event) { r.Type = "Node.Left" }, "type"},
+		"one word":      {func(r *protocol.Event) { r.Type = "node" }, "type"},
+		"long type":     {func(r *protocol.Event) { r.Type = "a." + strings.Repeat("b", 127) }, "128"},
+		"plane's word":  {func(r *protocol.Event) { r.Type = "operation.succeeded" }, "only the plane"},
+		"plane's type":  {func(r *protocol.Event) { r.Type = TypeAgentSilent }, "only the plane"},
+		"no time":       {func(r *protocol.Event) { r.At = time.Time{} }, "at is missing"},
+		"time":          {func(r *protocol.Event) { r.At = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) }, "9999"},
+		"large":         {func(r *protocol.Event) { r.Detail = big(1, protocol.MaxEventBytes)[0].Detail }, "the limit is 32768"},
+		"no object":     {func(r *protocol.Event) { r.Detail = json.RawMessage(`[1]`) }, "object"},
+		"broken detail": {func(r *protocol.Event) { r.Detail = json.RawMessage(`{`) }, "object"},
+		"not UTF-8":     {func(r *protocol.Event) { r.Detail = json.RawMessage("{\"a\":\"\xff\"}") }, "object"},
+		"kind":          {func(r *protocol.Event) { r.Subject.Kind = "pod" }, "kind"},
+		"no uid":        {func(r *protocol.Event) { r.Subject.UID = "" }, "uid"},
+		"long name":     {func(r *protocol.Event) { r.Subject.Name = strings.Repeat("x", 513) }, "the limit is 512"},
+		"control":       {func(r *protocol.Event) { r.Subject.Name = "a\x1b[2J" }, "control"},
+	} {
+		r := report()
+		tt.spoil(&r)
+		if _, err := FromReport("clu_a", "agt_1", "b", r, t0); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestGap(t *testing.T) {
+	t.Parallel()
+	e := Gap("clu_a", "agt_1", "a0", "boot", 5, 9, t0)
+	if e.Type != TypeGap || e.Severity != Warning || e.Cluster != "clu_a" || e.Subject != (Subject{"agent", "agt_1", "a0"}) ||
+		string(e.Detail) != `{"agent":"agt_1","boot":"boot","from":5,"through":9}` {
+		t.Errorf("%+v %s", e, e.Detail)
+	}
+	if again := Gap("clu_a", "agt_1", "a0", "boot", 5, 9, t0.Add(time.Hour)); again.ID != e.ID {
+		t.Error("the same gap has another id")
+	}
+	if err := check(&e); err != nil {
+		t.Error(err)
+	}
+}
