@@ -87,9 +87,10 @@ func New(code Code, format string, args ...any) *Problem {
 // From returns the problem that err is, or the one its code names, or an
 // internal one without its text. From(nil) is nil.
 //
-// A domain error takes part by a method Code() string. Its Error text becomes
-// the detail: it is written for outside. With Fields() map[string]any it also
-// gives members of its own.
+// A domain error takes part by a method Code() string. Its Error text, without
+// the code before it, becomes the detail: it is written for outside. What wraps
+// it stays inside. With Fields() map[string]any it also gives members of its
+// own, with Pointer() string the part of the body that is at fault.
 func From(err error) *Problem {
 	if err == nil {
 		return nil
@@ -108,10 +109,13 @@ func From(err error) *Problem {
 	if _, known := table[code]; !known || code == Internal {
 		return internal(err)
 	}
-	p := New(code, "%s", coded.Error())
+	p := New(code, "%s", strings.TrimPrefix(coded.Error(), string(code)+": "))
 	p.cause = err
 	if f, ok := coded.(interface{ Fields() map[string]any }); ok {
 		p.Extra = maps.Clone(f.Fields())
+	}
+	if f, ok := coded.(interface{ Pointer() string }); ok {
+		p.WithField(f.Pointer(), string(code), "%s", p.Detail)
 	}
 	return p
 }

@@ -72,8 +72,9 @@ func TestJSON(t *testing.T) {
 
 type domainError struct{ code string }
 
-func (e *domainError) Error() string          { return "said to all" }
+func (e *domainError) Error() string          { return e.code + ": said to all" }
 func (e *domainError) Code() string           { return e.code }
+func (e *domainError) Pointer() string        { return "/name" }
 func (e *domainError) Fields() map[string]any { return map[string]any{"limit": 7} }
 
 func TestFrom(t *testing.T) {
@@ -86,7 +87,8 @@ func TestFrom(t *testing.T) {
 		t.Errorf("wrapped problem: %v", got)
 	}
 	got := From(fmt.Errorf("inner: %w", &domainError{"name_taken"}))
-	if got.ErrorCode != NameTaken || got.Detail != "said to all" || got.Extra["limit"] != 7 {
+	if got.ErrorCode != NameTaken || got.Detail != "said to all" || got.Extra["limit"] != 7 ||
+		!cmp.Equal(got.Errors, []FieldError{{Pointer: "/name", Code: "name_taken", Detail: "said to all"}}) {
 		t.Errorf("coded error: %+v", got)
 	}
 	for _, err := range []error{errors.New("password=hunter2"), &domainError{"no_such_code"}, &domainError{"internal"}} {

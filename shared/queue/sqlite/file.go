@@ -38,8 +38,12 @@ func openFile(ctx context.Context, path string) (*sql.DB, error) {
 	return db, err
 }
 
-// checkFolder tells a folder that cannot be written from a damaged file.
+// checkFolder makes the folder when it is missing, and tells one that cannot be
+// written from a damaged file.
 func checkFolder(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make folder: %w", err)
+	}
 	f, err := os.CreateTemp(dir, ".queue-write-test-*")
 	if err != nil {
 		return fmt.Errorf("folder is not writable: %w", err)
@@ -57,6 +61,14 @@ func setAside(path string) error {
 }
 
 func openSound(ctx context.Context, path string) (_ *sql.DB, err error) {
+	// SQLite makes its other files with the access of this one.
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("file is not writable: %w", err)
+	}
+	if err := f.Close(); err != nil {
+		return nil, err
+	}
 	// The lock is exclusive because the writer keeps in memory which queues
 	// exist; it goes away with the process.
 	dsn := url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: url.Values{

@@ -30,7 +30,8 @@ const MaxVisibility = 12 * time.Hour
 
 // Options say where the queue is kept.
 type Options struct {
-	// Path of the database file. Its folder must exist and be writable.
+	// Path of the database file. It and its folder are made when missing, with
+	// access for this user only.
 	Path string
 }
 

@@ -3,11 +3,13 @@ package sqlite
 import (
 	"bufio"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -212,6 +214,44 @@ func TestLeavingReceiversLoseNothing(t *testing.T) {
 	}
 }
 
+// A call that fails takes none of those with it that share its transaction, and
+// none of them is carried out twice.
+func TestFailingCallIsAlone(t *testing.T) {
+	t.Parallel()
+	d := setup(t)
+	held, release := make(chan struct{}), make(chan struct{})
+	errs := make(chan error, 4)
+	go func() {
+		errs <- d.do(t.Context(), &call{queue: "q", admin: true, run: func(*sql.Tx, *state) error { close(held); <-release; return nil }})
+	}()
+	<-held // the next calls gather behind it
+	for range 2 {
+		go func() { errs <- d.Send(t.Context(), "q", queue.Outgoing{Body: []byte("x")}) }()
+	}
+	broken := make(chan error, 1)
+	go func() {
+		broken <- d.do(t.Context(), &call{queue: "q", run: func(tx *sql.Tx, _ *state) error {
+			_, err := tx.Exec("insert into nowhere values (1)")
+			return err
+		}})
+	}()
+	for len(d.calls) < 3 {
+		runtime.Gosched()
+	}
+	close(release)
+	for range 3 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-broken; !errors.Is(err, queue.ErrUnavailable) {
+		t.Errorf("the broken call: %v", err)
+	}
+	if n, err := d.Depth(t.Context(), "q"); n != 2 || err != nil {
+		t.Errorf("%d messages, %v; want 2", n, err)
+	}
+}
+
 func TestKeptOverReopen(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "queue.db")
@@ -282,7 +322,20 @@ func TestOpen(t *testing.T) {
 	})
 	t.Run("missing file is made", func(t *testing.T) {
 		t.Parallel()
-		open(t, filepath.Join(t.TempDir(), "with space & % ?.db"))
+		path := filepath.Join(t.TempDir(), "new", "with space & % ?.db")
+		d := open(t, path)
+		if err := d.Ensure(t.Context(), "q"); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []string{path, path + "-wal"} {
+			info, err := os.Stat(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.Mode().Perm() != 0o600 {
+				t.Errorf("%s has mode %s", p, info.Mode())
+			}
+		}
 	})
 	t.Run("folder that cannot be written", func(t *testing.T) {
 		t.Parallel()
@@ -290,7 +343,7 @@ func TestOpen(t *testing.T) {
 		if err := os.WriteFile(file, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		for _, path := range []string{filepath.Join(file, "queue.db"), "/proc/queue.db", "", filepath.Join(t.TempDir(), "none", "queue.db")} {
+		for _, path := range []string{filepath.Join(file, "queue.db"), "/proc/queue.db", "", t.TempDir()} {
 			d, err := Open(t.Context(), Options{Path: path})
 			if err == nil {
 				t.Errorf("Open(%q) worked", path)
@@ -324,9 +377,10 @@ func TestPlans(t *testing.T) {
 		`select id from goqite where queue = ? and ? >= timeout and received < ? order by priority desc, created limit 1`: "USING INDEX goqite_queue_priority_created_idx (queue=?)",
 		`select min(timeout || '') from goqite where queue = ?`:                                                           "goqite_due_idx (queue=?)",
 		`select id from goqite where queue = ? and timeout || '' <= ? order by timeout || '' limit ?`:                     "goqite_due_idx (queue=? AND <expr><?)",
+		`insert or ignore into dead (id, queue, body, reason, at) select id, ?, body, 'max_receives', ?` + spent:          "goqite_due_idx (queue=? AND <expr><?)",
 		`delete from goqite` + holds: "sqlite_autoindex_goqite_1 (id=?)",
 	} {
-		rows, err := db.QueryContext(t.Context(), `explain query plan `+query, "a", "b", "c", "d")
+		rows, err := db.QueryContext(t.Context(), `explain query plan `+query, []any{"a", "b", "c", "d", "e"}[:strings.Count(query, "?")]...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -164,7 +164,6 @@ func untake(tx *sql.Tx, q *state, ms []queue.Message) error {
 func promote(tx *sql.Tx, q *state) error {
 	now := time.Now()
 	due := formatTime(now)
-	const spent = ` from goqite where queue = ? and timeout || '' <= ? and received >= ?`
 	res, err := tx.ExecContext(bg, `insert or ignore into dead (id, queue, body, reason, at) select id, ?, body, 'max_receives', ?`+spent,
 		q.name, due, q.held, due, queue.MaxReceives)
 	if err != nil {
@@ -196,6 +195,10 @@ func promote(tx *sql.Tx, q *state) error {
 	}
 	return nil
 }
+
+// spent is the condition for a held message that was handed out for the last
+// time.
+const spent = ` from goqite where queue = ? and timeout || '' <= ? and received >= ?`
 
 // The receipt is the message's id and which delivery it was.
 func receiptOf(id string, receives int) string { return id + "." + strconv.Itoa(receives) }
