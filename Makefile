@@ -1,0 +1,43 @@
+# Targets for people and for CI; `make help` lists them.
+
+ADDR ?= 127.0.0.1:8080
+DATA ?= data
+BIN  := bin
+GO   ?= go
+export CGO_ENABLED ?= 1
+
+.PHONY: help build up test test-crash-long bench lint openapi diagrams clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build bin/opsplane (the engine and its tools) and bin/opsplane-agent
+	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/opsplane ./infra/local/opsplane
+	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/opsplane-agent ./agent
+
+up: ## start the engine with a simulated GPU fleet (ADDR=127.0.0.1:8080 DATA=data)
+	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/opsplane ./infra/local/opsplane
+	@exec $(BIN)/opsplane up --demo --addr "$(ADDR)" --data "$(DATA)"
+
+test: build lint ## everything that proves the product on one machine, race detector on
+	$(GO) test -race -timeout 15m ./...
+
+test-crash-long: build ## 300 rounds of kill -9 against the real binary
+	OPSPLANE_CRASH_ROUNDS=300 $(GO) test -timeout 85m -run 'TestCrash' -v ./infra/local/crashtest
+
+bench: build ## the figures of the docs, from one run
+	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./infra/local/bench
+
+lint: ## gofmt, vet, staticcheck, generated files
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'not formatted: run gofmt -w'; exit 1; }
+	$(GO) vet ./...
+	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+
+openapi: ## write infra/docs/openapi.json
+	$(GO) run ./infra/openapi > infra/docs/openapi.json
+
+diagrams: ## write the generated parts of infra/docs
+	OPSPLANE_WRITE=1 $(GO) test -run 'TestDiagram|TestDocs' ./shared/operation
+
+clean: ## remove what was built
+	rm -rf $(BIN)

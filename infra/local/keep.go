@@ -1,0 +1,91 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	ledgersqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
+	"github.com/opsplane/opsplane/shared/verify"
+)
+
+// Backup copies a data folder's ledger to a new file: one consistent instant,
+// also while an engine writes to it. Doorbells are not copied: the sweep rings
+// them again.
+func Backup(ctx context.Context, data, file string) error {
+	db, err := ledgersqlite.Open(ctx, ledgersqlite.Options{Path: LedgerPath(data), ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	return errors.Join(db.Backup(ctx, file), db.Close())
+}
+
+// Restore makes a data folder from a backup, after verifying it.
+func Restore(ctx context.Context, file, data string) error {
+	if entries, err := os.ReadDir(data); err == nil && len(entries) > 0 {
+		return fmt.Errorf("data folder %s is not empty", data)
+	}
+	if err := Verify(ctx, file, io.Discard); err != nil {
+		return fmt.Errorf("the backup does not hold: %w", err)
+	}
+	if err := os.MkdirAll(data, 0o700); err != nil {
+		return fmt.Errorf("make data folder: %w", err)
+	}
+	db, err := ledgersqlite.Open(ctx, ledgersqlite.Options{Path: file, ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	return errors.Join(db.Backup(ctx, LedgerPath(data)), db.Close())
+}
+
+// bound is how long past its deadline an operation may be live: its agent's
+// lease, one call deadline, and the sweep's own pace.
+func bound(tm operation.Timing) time.Duration { return tm.Lease + tm.CallDeadline + 2*time.Second }
+
+// Verify walks a data folder or a backup and prints what it found; an error
+// tells that something does not hold. A folder in use is copied first, so that
+// the walk sees one instant. Whether an operation outlived its deadline is
+// judged at that instant only where an engine runs: time does not pass for a
+// copy.
+func Verify(ctx context.Context, path string, w io.Writer) error {
+	file := path
+	if info, err := os.Stat(path); err != nil {
+		return fmt.Errorf("verify: %w", err)
+	} else if info.IsDir() {
+		tmp, err := os.MkdirTemp("", "opsplane-verify")
+		if err != nil {
+			return fmt.Errorf("verify: %w", err)
+		}
+		defer func() { _ = os.RemoveAll(tmp) }()
+		file = filepath.Join(tmp, "copy.db")
+		if err := Backup(ctx, path, file); err != nil {
+			return err
+		}
+	}
+	db, err := ledgersqlite.Open(ctx, ledgersqlite.Options{Path: file, ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }()
+	st := &record.Store{Ledger: db, Now: time.Now, Timing: operation.OneMachine}
+	r, err := verify.Run(ctx, st, time.Time{}, bound(st.Timing))
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "%d operations (%d live), %d journal entries, %d locks held, %d streams, %d events\n",
+		r.Operations, r.Live, r.Entries, r.Locks, r.Streams, r.Events)
+	for _, p := range r.Problems {
+		fmt.Fprintln(w, "PROBLEM", p)
+	}
+	if r.Count > 0 {
+		return fmt.Errorf("%d problems found", r.Count)
+	}
+	fmt.Fprintln(w, "everything holds")
+	return nil
+}

@@ -1,0 +1,108 @@
+// Command opsplane is the one-machine engine and its tools.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/opsplane/opsplane/agent/agentcmd"
+	"github.com/opsplane/opsplane/infra/local"
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/retention"
+)
+
+type cli struct {
+	Up      upCmd      `cmd:"" help:"Run the engine in the foreground."`
+	Backup  backupCmd  `cmd:"" help:"Copy the ledger to a file, while the engine runs or not."`
+	Restore restoreCmd `cmd:"" help:"Make a data folder from a backup."`
+	Verify  verifyCmd  `cmd:"" help:"Walk journals, locks and streams, and tell what does not hold."`
+	Agent   agentCmd   `cmd:"" help:"Run an agent (see opsplane agent --help)." passthrough:""`
+	Version struct{}   `cmd:"" help:"Print the version."`
+}
+
+type upCmd struct {
+	Data      string        `help:"Data folder." default:"data" env:"OPSPLANE_DATA"`
+	Addr      string        `help:"Address to listen on." default:"127.0.0.1:8080" env:"OPSPLANE_ADDR"`
+	Demo      bool          `help:"Bring a simulated fleet: 3 clusters, 40 nodes of 8 GPUs."`
+	TLSCert   string        `help:"Certificate file (PEM)." type:"existingfile"`
+	TLSKey    string        `help:"Key file (PEM)." type:"existingfile"`
+	Insecure  bool          `help:"Allow an address that is not loopback without TLS."`
+	Retention time.Duration `help:"How long finished operations are kept." default:"4320h"`
+	Events    time.Duration `help:"How long events are kept." default:"720h"`
+	Rate      float64       `help:"Requests a second for each principal." default:"500"`
+	Waits     int           `help:"Open waits for each principal." default:"100"`
+	Log       string        `help:"Log level." enum:"debug,info,warn,error" default:"info"`
+
+	OIDCIssuer   string            `help:"Issuer URL of OIDC tokens to accept." env:"OPSPLANE_OIDC_ISSUER"`
+	OIDCAudience string            `help:"Audience that their tokens must have." env:"OPSPLANE_OIDC_AUDIENCE"`
+	OIDCRole     string            `help:"Claim that holds the roles." default:"roles" env:"OPSPLANE_OIDC_ROLE_CLAIM"`
+	OIDCMap      map[string]string `help:"Values of that claim and the role each gives, such as sre=operator." name:"oidc-roles"`
+	OIDCForce    string            `help:"Value of that claim that gives the right to force." name:"oidc-force-value"`
+	OIDCClusters string            `help:"Claim that confines to clusters." name:"oidc-clusters-claim"`
+	OIDCCA       string            `help:"CA file of the issuer." type:"existingfile" name:"oidc-ca-file"`
+}
+
+func (c *upCmd) Run() error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.Log)); err != nil {
+		return err
+	}
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	o := local.Options{Data: c.Data, Addr: c.Addr, TLSCert: c.TLSCert, TLSKey: c.TLSKey, Insecure: c.Insecure, Logger: log,
+		Retention: retention.Policy{Operations: c.Retention, Events: c.Events}, RequestsPerSecond: c.Rate, Waits: c.Waits}
+	if c.OIDCIssuer != "" {
+		roles := map[string]auth.Role{}
+		for value, role := range c.OIDCMap {
+			roles[value] = auth.Role(role)
+		}
+		o.OIDC = &auth.OIDCConfig{Issuer: c.OIDCIssuer, Audience: c.OIDCAudience, RoleClaim: c.OIDCRole, Roles: roles,
+			ForceValue: c.OIDCForce, ClustersClaim: c.OIDCClusters, CAFile: c.OIDCCA}
+	}
+	return local.Up(context.Background(), o, c.Demo, os.Stdout)
+}
+
+type backupCmd struct {
+	File string `arg:"" help:"File to make; it must not exist."`
+	Data string `help:"Data folder." default:"data" env:"OPSPLANE_DATA"`
+}
+
+func (c *backupCmd) Run() error { return local.Backup(context.Background(), c.Data, c.File) }
+
+type restoreCmd struct {
+	File string `arg:"" help:"A backup." type:"existingfile"`
+	Data string `help:"Data folder to make; it must be empty or not exist." required:""`
+}
+
+func (c *restoreCmd) Run() error { return local.Restore(context.Background(), c.File, c.Data) }
+
+type verifyCmd struct {
+	Data string `arg:"" optional:"" help:"Data folder or backup file." default:"data" env:"OPSPLANE_DATA"`
+}
+
+func (c *verifyCmd) Run() error { return local.Verify(context.Background(), c.Data, os.Stdout) }
+
+type agentCmd struct {
+	Args []string `arg:"" optional:""`
+}
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == "agent" { // its flags are its own
+		os.Exit(agentcmd.Main(context.Background(), os.Args[2:], os.Stdin, os.Stderr))
+	}
+	var c cli
+	k := kong.Parse(&c, kong.Name("opsplane"), kong.Description("The operations plane of a GPU fleet, on one machine."), kong.UsageOnError())
+	if strings.HasPrefix(k.Command(), "version") {
+		fmt.Println("opsplane", local.Version)
+		return
+	}
+	if err := k.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "opsplane:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,48 @@
+// Package local is the one-machine engine: API, relay, sweep, plan runner and a
+// data folder in one process, with the same domain code as on AWS.
+package local
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/retention"
+)
+
+// Version is the product's version.
+const Version = "0.1.0"
+
+// Options configure the engine.
+type Options struct {
+	Data string // the data folder
+	Addr string // host:port to listen on
+	// TLSCert and TLSKey are files; without them only a loopback address is
+	// taken, unless Insecure.
+	TLSCert, TLSKey string
+	Insecure        bool
+	OIDC            *auth.OIDCConfig // nil: tokens only
+	Timing          operation.Timing
+	Retention       retention.Policy
+	// RequestsPerSecond and Waits bound one principal; 0 takes the defaults.
+	RequestsPerSecond float64
+	Waits             int
+	Logger            *slog.Logger
+	Now               func() time.Time
+}
+
+func (o *Options) defaults() {
+	if o.Timing == (operation.Timing{}) {
+		o.Timing = operation.OneMachine
+	}
+	if o.Retention == (retention.Policy{}) {
+		o.Retention = retention.Policy{Operations: 180 * 24 * time.Hour, Events: 30 * 24 * time.Hour}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+}

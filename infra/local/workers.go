@@ -1,0 +1,201 @@
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/record"
+	"github.com/opsplane/opsplane/shared/relay"
+	"github.com/opsplane/opsplane/shared/retention"
+)
+
+// Cadences of the workers.
+const (
+	sweepEvery     = 100 * time.Millisecond
+	deadEvery      = 2 * time.Second
+	retentionEvery = time.Hour
+	savePosition   = 250 * time.Millisecond // replayed at most after a crash
+	feedBatch      = 500
+	planWorkers    = 4
+	planVisibility = 60 * time.Second
+	// watchdogAfter is how late the oldest due item may be before the engine
+	// says that its sweep is silent.
+	watchdogAfter = 30 * time.Second
+)
+
+// follow reads the change feed for one reader, from where it was, until ctx
+// ends. A batch that fails is tried again, with back-off: the position moves
+// only past what was dealt with.
+func (e *Engine) follow(ctx context.Context, reader string, handle func(context.Context, []ledger.Change) error) {
+	log := e.opts.Logger.With("reader", reader)
+	at, err := e.Store.Position(ctx, reader)
+	for err != nil && sleep(ctx, time.Second) {
+		log.Error("cannot read the feed's position", "err", err)
+		at, err = e.Store.Position(ctx, reader)
+	}
+	saved, savedAt := at, time.Now()
+	save := func(ctx context.Context) {
+		if at == saved {
+			return
+		}
+		if err := e.Store.SavePosition(ctx, reader, at); err != nil {
+			log.Warn("cannot keep the feed's position", "err", err)
+			return
+		}
+		saved, savedAt = at, time.Now()
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		save(ctx)
+	}()
+	for try := 0; ctx.Err() == nil; {
+		changes, next, err := e.ledger.Changes(ctx, at, feedBatch, time.Second)
+		if errors.Is(err, ledger.ErrPositionExpired) {
+			log.Warn("the feed's position has expired: going through all operations")
+			if err = e.Relay.Mend(ctx); err == nil {
+				at = ""
+				continue
+			}
+		}
+		if err == nil && len(changes) > 0 {
+			err = handle(ctx, changes)
+		}
+		if err != nil {
+			if ctx.Err() == nil {
+				log.Warn("following the feed failed", "err", err)
+			}
+			try++
+			sleep(ctx, time.Duration(min(try, 50))*100*time.Millisecond)
+			continue
+		}
+		try = 0
+		at = next
+		if time.Since(savedAt) >= savePosition {
+			save(ctx)
+		}
+	}
+}
+
+// dispatch moves operations on and rings queues.
+func (e *Engine) dispatch(ctx context.Context, changes []ledger.Change) error {
+	_, err := e.Relay.Dispatch(ctx, relay.Operations(changes))
+	return err
+}
+
+// publish puts journals into streams, and streams on the bus.
+func (e *Engine) publish(ctx context.Context, changes []ledger.Change) error {
+	if err := e.Relay.Publish(ctx, relay.Operations(changes)); err != nil {
+		return err
+	}
+	seen := map[string]bool{}
+	for _, c := range changes {
+		if stream := record.StreamOf(c.Key); stream != "" && !seen[stream] {
+			seen[stream] = true
+			if err := e.Relay.PublishBus(ctx, stream); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sweepLoop runs the sweep all the time and watches that it keeps up.
+func (e *Engine) sweepLoop(ctx context.Context) {
+	lastDead := time.Time{}
+	for sleep(ctx, sweepEvery+time.Duration(rand.IntN(20))*time.Millisecond) {
+		n, err := e.Sweep.Pass(ctx)
+		for n >= 256 && err == nil {
+			n, err = e.Sweep.Pass(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
+			e.opts.Logger.Warn("sweep failed", "err", err)
+		} else {
+			e.swept.Store(time.Now().UnixMilli())
+		}
+		if time.Since(lastDead) < deadEvery {
+			continue
+		}
+		lastDead = time.Now()
+		if _, err := e.Sweep.DeadLetters(ctx); err != nil && ctx.Err() == nil {
+			e.opts.Logger.Warn("dead letters not taken", "err", err)
+		}
+	}
+}
+
+// watchdog says when the sweep is silent: nothing else would notice.
+func (e *Engine) watchdog(ctx context.Context) {
+	for sleep(ctx, 5*time.Second) {
+		if since := time.Since(time.UnixMilli(e.swept.Load())); since > watchdogAfter {
+			e.opts.Logger.Error("the sweep is silent: deadlines and dead leases are not looked after", "for", since.Round(time.Second))
+		}
+	}
+}
+
+// planLoop runs what never reaches a cluster.
+func (e *Engine) planLoop(ctx context.Context) {
+	for ctx.Err() == nil {
+		ms, err := e.queue.Receive(ctx, relay.PlaneQueue, 10, queue.MaxWait, planVisibility)
+		if err != nil {
+			if ctx.Err() == nil {
+				e.opts.Logger.Warn("cannot read the plane's queue", "err", err)
+			}
+			sleep(ctx, time.Second)
+			continue
+		}
+		for _, m := range ms {
+			e.plan(ctx, m)
+		}
+	}
+}
+
+// plan deals with one message: unreadable ones are put aside, handled ones
+// deleted, others left to come again.
+func (e *Engine) plan(ctx context.Context, m queue.Message) {
+	var pm relay.PlaneMessage
+	if err := json.Unmarshal(m.Body, &pm); err != nil || pm.Version != 1 {
+		if err := e.queue.Bury(ctx, relay.PlaneQueue, m, "unreadable"); err != nil {
+			e.opts.Logger.Warn("cannot put a message aside", "err", err)
+		}
+		return
+	}
+	if err := e.Plans.Advance(ctx, pm.Operation); err != nil {
+		if ctx.Err() == nil {
+			e.opts.Logger.Warn("plan not advanced", "operation", pm.Operation, "err", err)
+		}
+		return
+	}
+	if err := e.queue.Delete(ctx, relay.PlaneQueue, m.Receipt); err != nil {
+		e.opts.Logger.Warn("cannot delete a message", "err", err)
+	}
+}
+
+// retentionLoop deletes what is past its age.
+func (e *Engine) retentionLoop(ctx context.Context) {
+	for sleep(ctx, time.Minute) {
+		n, err := retention.Pass(ctx, e.Store, e.opts.Retention)
+		if err != nil && ctx.Err() == nil {
+			e.opts.Logger.Warn("retention failed", "err", err)
+		} else if n > 0 {
+			e.opts.Logger.Info("old operations deleted", "count", n)
+		}
+		if !sleep(ctx, retentionEvery) {
+			return
+		}
+	}
+}
+
+// sleep waits for d and tells whether ctx is still open.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}

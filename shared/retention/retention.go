@@ -1,0 +1,72 @@
+// Package retention deletes finished operations and old events by age. The
+// record says where history begins.
+package retention
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// Policy says how long what has ended is kept.
+type Policy struct {
+	Operations time.Duration // since it finished
+	Events     time.Duration
+}
+
+// Pass deletes what is past its age and moves the mark where history begins.
+// What it could not finish it finishes the next time.
+func Pass(ctx context.Context, st *record.Store, p Policy) (deleted int, err error) {
+	now := st.Now().UTC()
+	before := now.Add(-p.Operations)
+	q := ledger.Query{Index: ledger.List, PK: record.ListOperations, To: record.TimeSort(before, ""), Limit: 100}
+	for {
+		page, err := st.Ledger.Query(ctx, q)
+		if err != nil {
+			return deleted, fmt.Errorf("list old operations: %w", err)
+		}
+		for _, it := range page.Items {
+			id := record.OperationOf(it.Key)
+			s, err := record.Decode[operation.State](it)
+			if err != nil {
+				return deleted, err
+			}
+			if id == "" || s.FinishedAt == nil || s.FinishedAt.After(before) {
+				continue
+			}
+			if deleted == 0 { // the mark first: a list never claims more than it has
+				if err := st.SetHistoryBegins(ctx, before); err != nil {
+					return deleted, err
+				}
+			}
+			if err := st.DeleteOperation(ctx, id); err != nil && !errors.Is(err, ledger.ErrConflict) {
+				return deleted, err
+			}
+			deleted++
+		}
+		if page.Next == "" {
+			break
+		}
+		q.After = page.Next
+	}
+	clusters, err := st.Clusters(ctx)
+	if err != nil {
+		return deleted, err
+	}
+	names := []string{event.StreamOf("")}
+	for _, c := range clusters {
+		names = append(names, event.StreamOf(c.ID))
+	}
+	for _, name := range names {
+		if _, _, err := event.Trim(ctx, st.Ledger, name, now.Add(-p.Events)); err != nil {
+			return deleted, fmt.Errorf("trim stream %s: %w", name, err)
+		}
+	}
+	return deleted, nil
+}
