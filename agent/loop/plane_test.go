@@ -1,0 +1,485 @@
+package loop
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+const (
+	testLease = 15 * time.Second
+	testCall  = 10 * time.Second
+	testToken = "opt_test-token"
+)
+
+// plane is a plane in memory: it keeps operations with the domain's own
+// transitions, so its leases, generations and refusals are the real ones.
+type plane struct {
+	cluster string
+	queue   *memQueue
+
+	mu      sync.Mutex
+	changed chan struct{}
+	ops     map[string]*operation.Operation
+	entries map[string][]operation.Entry
+	heard   []protocol.Report // reports that came, resends too
+	calls   map[string]int
+	rules   []rule
+	denied  bool
+	away    bool
+	beats   []protocol.Heartbeat
+	answer  protocol.HeartbeatAnswer
+	parts   []protocol.InventoryRequest
+	events  map[int64]protocol.Event
+	through int64
+	preview map[string]protocol.PreviewAnswer
+	buried  []string
+}
+
+// rule spoils the next calls of a path.
+type rule struct {
+	path  string
+	times int
+	// applied: the plane does what it was asked and the answer gets lost.
+	applied bool
+	status  int // answer this instead, when set
+}
+
+func newPlane() *plane {
+	p := &plane{
+		cluster: id.Derive(id.Cluster, "test"), changed: make(chan struct{}),
+		ops: map[string]*operation.Operation{}, entries: map[string][]operation.Entry{},
+		calls: map[string]int{}, events: map[int64]protocol.Event{}, preview: map[string]protocol.PreviewAnswer{},
+	}
+	p.queue = newMemQueue(p)
+	p.answer = protocol.HeartbeatAnswer{
+		AgentID: id.Derive(id.Agent, "test"), Cluster: p.cluster,
+		LeaseMS: testLease.Milliseconds(), CallDeadlineMS: testCall.Milliseconds(),
+	}
+	return p
+}
+
+func (p *plane) notify() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// wait waits until ok holds under the plane's lock, or fails the test.
+func (p *plane) wait(t *testing.T, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	limit := time.NewTimer(within)
+	defer limit.Stop()
+	for {
+		p.mu.Lock()
+		good, changed := ok(), p.changed
+		p.mu.Unlock()
+		if good {
+			return
+		}
+		select {
+		case <-changed:
+		case <-limit.C:
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			for op, es := range p.entries {
+				for _, e := range es {
+					t.Logf("%s %s %s %s->%s %s %s %s", op[:8], e.At.Format("05.000"), e.Kind, e.From, e.To, e.Step, e.Reason, e.Detail)
+				}
+			}
+			t.Fatalf("not within %s: %s", within, what)
+		}
+	}
+}
+
+func (p *plane) locked(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+	p.notify()
+}
+
+func (p *plane) spoil(r rule) { p.locked(func() { p.rules = append(p.rules, r) }) }
+
+// apply makes a transition.
+func (p *plane) apply(op *operation.Operation, c operation.Change) error {
+	s, entries, err := operation.Apply(&op.Spec, op.State, c, time.Now())
+	if errors.Is(err, operation.ErrNoChange) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	op.State = s
+	p.entries[s.ID] = append(p.entries[s.ID], entries...)
+	p.notify()
+	return nil
+}
+
+// add admits and dispatches an operation without ringing for it.
+func (p *plane) add(name string, deadline time.Duration, steps ...operation.PlanStep) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	op := &operation.Operation{Spec: operation.Spec{
+		ID: id.Derive(id.Operation, name), Request: operation.Request{Type: "node.drain", Reason: "test"},
+		TargetID: id.Derive(id.Node, "n1"), TargetName: "node:n1", Cluster: p.cluster, Steps: steps,
+		Resources: []string{id.Derive(id.Node, "n1")}, CorrelationID: "cor-" + name, CreatedAt: now,
+	}}
+	for i := range op.Spec.Steps {
+		op.Spec.Steps[i].ID = id.Derive(id.Step, name, op.Spec.Steps[i].Name)
+		op.Spec.Steps[i].Resources = op.Spec.Resources
+	}
+	s, entries, err := operation.Admit(&op.Spec, now.Add(deadline))
+	if err != nil {
+		panic(err)
+	}
+	op.State = s
+	p.ops[s.ID], p.entries[s.ID] = op, entries
+	if err := p.apply(op, operation.Dispatch{}); err != nil {
+		panic(err)
+	}
+	return s.ID
+}
+
+// ring sends a doorbell.
+func (p *plane) ring(op, kind string) {
+	p.mu.Lock()
+	generation := p.ops[op].State.Generation
+	p.mu.Unlock()
+	body, _ := json.Marshal(protocol.Doorbell{Version: 1, Kind: kind, Operation: op, Cluster: p.cluster, Generation: generation, SentAt: time.Now()})
+	p.queue.send(body)
+}
+
+// submit admits an operation and rings for it.
+func (p *plane) submit(name string, deadline time.Duration, steps ...operation.PlanStep) string {
+	op := p.add(name, deadline, steps...)
+	p.ring(op, protocol.KindOperation)
+	return op
+}
+
+func (p *plane) cancel(t *testing.T, op string) {
+	t.Helper()
+	p.mu.Lock()
+	err := p.apply(p.ops[op], operation.RequestCancel{By: operation.Actor{ID: "someone", Kind: "token"}, Reason: "test"})
+	p.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *plane) state(op string) operation.State {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ops[op].State.Clone()
+}
+
+func (p *plane) ended(t *testing.T, op string, within time.Duration) operation.State {
+	t.Helper()
+	p.wait(t, within, "the end of the operation", func() bool { return p.ops[op].State.Phase.Terminal() })
+	return p.state(op)
+}
+
+// sweep does what the plane's sweep does, until ctx ends.
+func (p *plane) sweep(ctx context.Context) {
+	for pause(ctx, 500*time.Millisecond) {
+		var rings []string
+		p.mu.Lock()
+		for _, op := range p.ops {
+			s := &op.State
+			now := time.Now()
+			over := s.Lease == nil || now.After(s.Lease.Until.Add(testCall))
+			switch {
+			case s.Phase.Terminal():
+			case over && now.After(s.Deadline):
+				_ = p.apply(op, operation.Expire{})
+			case s.Lease != nil && over:
+				_ = p.apply(op, operation.LoseLease{})
+				rings = append(rings, s.ID)
+			case s.Lease == nil && now.After(operation.OneMachine.RingDue(s)):
+				_ = p.apply(op, operation.Ring{})
+				rings = append(rings, s.ID)
+			}
+		}
+		p.mu.Unlock()
+		for _, op := range rings {
+			p.ring(op, protocol.KindOperation)
+		}
+	}
+}
+
+// ServeHTTP applies the rules and answers.
+func (p *plane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	p.mu.Lock()
+	p.calls[r.URL.Path]++
+	away, denied := p.away, p.denied || r.Header.Get("Authorization") != "Bearer "+testToken
+	var now rule
+	for i := range p.rules {
+		if p.rules[i].path == r.URL.Path && p.rules[i].times > 0 {
+			p.rules[i].times--
+			now = p.rules[i]
+			break
+		}
+	}
+	p.mu.Unlock()
+	switch {
+	case away || now.path != "" && !now.applied && now.status == 0:
+		panic(http.ErrAbortHandler)
+	case denied:
+		http.Error(w, `{"error_code":"unauthenticated","detail":"no such token"}`, http.StatusUnauthorized)
+		return
+	case now.status != 0:
+		http.Error(w, `{"error_code":"x"}`, now.status)
+		return
+	}
+	rec := httptest.NewRecorder()
+	p.serve(rec, r.URL.Path, body)
+	if now.applied {
+		panic(http.ErrAbortHandler)
+	}
+	w.WriteHeader(rec.Code)
+	_, _ = w.Write(rec.Body.Bytes())
+}
+
+func (p *plane) serve(w http.ResponseWriter, path string, body []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	defer p.notify()
+	var out any
+	switch path {
+	case "/v1/agent/heartbeat":
+		var in protocol.Heartbeat
+		_ = json.Unmarshal(body, &in)
+		p.beats = append(p.beats, in)
+		p.answer.ServerTime = time.Now()
+		out = p.answer
+		p.answer.FullInventory = false
+	case "/v1/agent/claims":
+		var in protocol.ClaimRequest
+		_ = json.Unmarshal(body, &in)
+		answer := protocol.ClaimAnswer{}
+		for _, c := range in.Claims {
+			answer.Results = append(answer.Results, p.claim(in, c))
+		}
+		out = answer
+	case "/v1/agent/renewals":
+		var in protocol.RenewRequest
+		_ = json.Unmarshal(body, &in)
+		answer := protocol.RenewAnswer{}
+		for _, e := range in.Renewals {
+			answer.Results = append(answer.Results, p.renew(in, e))
+		}
+		out = answer
+	case "/v1/agent/reports":
+		var in protocol.ReportRequest
+		_ = json.Unmarshal(body, &in)
+		answer := protocol.ReportAnswer{}
+		for _, r := range in.Reports {
+			answer.Results = append(answer.Results, p.report(in, r))
+		}
+		out = answer
+	case "/v1/agent/inventory":
+		var in protocol.InventoryRequest
+		_ = json.Unmarshal(body, &in)
+		p.parts = append(p.parts, in)
+		out = protocol.InventoryAnswer{Reporter: p.answer.Reporter}
+	case "/v1/agent/events":
+		var in protocol.EventsRequest
+		_ = json.Unmarshal(body, &in)
+		for _, e := range in.Events {
+			p.events[e.N] = e
+			p.through = max(p.through, e.N)
+		}
+		out = protocol.EventsAnswer{Through: p.through, Refused: []protocol.RefusedEvent{}}
+	default:
+		p.servePreview(w, path, body)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(out)
+}
+
+func (p *plane) servePreview(w http.ResponseWriter, path string, body []byte) {
+	const prefix = "/v1/agent/previews/"
+	if len(path) <= len(prefix) || path[:len(prefix)] != prefix {
+		http.NotFound(w, nil)
+		return
+	}
+	name := path[len(prefix):]
+	if len(body) == 0 {
+		_ = json.NewEncoder(w).Encode(protocol.PreviewRequest{ID: name, Type: "node.drain"})
+		return
+	}
+	var in protocol.PreviewAnswer
+	_ = json.Unmarshal(body, &in)
+	p.preview[name] = in
+}
+
+func (p *plane) claim(req protocol.ClaimRequest, c protocol.Claim) protocol.ClaimResult {
+	op, res := p.ops[c.Operation], protocol.ClaimResult{Operation: c.Operation, Result: protocol.ClaimGone}
+	if op == nil || op.State.Phase.Terminal() {
+		return res
+	}
+	s, now := &op.State, time.Now()
+	if !s.Deadline.After(now) {
+		res.Result, res.RetryMS = protocol.ClaimRetry, 1000
+		return res
+	}
+	if l := s.Lease; l != nil {
+		again := l.Agent == req.AgentID && l.Boot == req.Boot && l.LastReport == 0 && now.Before(l.Until)
+		if !again && now.Before(l.Until.Add(testCall)) {
+			res.Result = protocol.ClaimHeld
+			return res
+		}
+		if !again {
+			_ = p.apply(op, operation.LoseLease{})
+		}
+	}
+	if s.Lease == nil {
+		if err := p.apply(op, operation.Claim{Agent: req.AgentID, Boot: req.Boot, Until: p.until(s)}); err != nil {
+			res.Result, res.RetryMS = protocol.ClaimRetry, 200
+			return res
+		}
+	}
+	s = &op.State
+	a := &protocol.Assignment{
+		Operation: s.ID, Generation: s.Generation, Run: s.Run, LeaseMS: time.Until(s.Lease.Until).Milliseconds(),
+		DeadlineMS: time.Until(s.Deadline).Milliseconds(), Deadline: s.Deadline, Type: s.Type, TargetID: op.Spec.TargetID,
+		CorrelationID: op.Spec.CorrelationID, Probe: operation.NeedsProbe(&op.Spec, s), Cancel: s.Cancel != nil,
+	}
+	for i, st := range op.Spec.Steps {
+		a.Steps = append(a.Steps, protocol.Step{PlanStep: st, Phase: s.Steps[i].Phase, Attempts: len(s.Steps[i].Attempts)})
+		if !a.Probe && s.Steps[i].Phase == operation.StepRunning {
+			a.StartedStep = st.ID
+		}
+	}
+	res.Result, res.Assignment = protocol.ClaimGranted, a
+	return res
+}
+
+func (p *plane) until(s *operation.State) time.Time {
+	return operation.Timing{Lease: testLease}.LeaseUntil(s, time.Now())
+}
+
+func (p *plane) renew(req protocol.RenewRequest, e protocol.RenewalEntry) protocol.RenewResult {
+	op, res := p.ops[e.Operation], protocol.RenewResult{Operation: e.Operation, ErrorCode: codeLeaseLost}
+	if op == nil || op.State.Lease == nil || time.Now().After(op.State.Lease.Until) {
+		return res
+	}
+	if p.apply(op, operation.Renew{Agent: req.AgentID, Generation: e.Generation, Until: p.until(&op.State), Progress: e.Progress}) != nil {
+		return res
+	}
+	return protocol.RenewResult{Operation: e.Operation, OK: true, Cancel: op.State.Cancel != nil,
+		LeaseMS: time.Until(op.State.Lease.Until).Milliseconds(), DeadlineMS: time.Until(op.State.Deadline).Milliseconds()}
+}
+
+func (p *plane) report(req protocol.ReportRequest, r protocol.Report) protocol.ReportResult {
+	p.heard = append(p.heard, r)
+	op, res := p.ops[r.Operation], protocol.ReportResult{Operation: r.Operation}
+	if op == nil {
+		res.ErrorCode = "not_found"
+		return res
+	}
+	s := &op.State
+	if n := len(s.Assignments); s.Lease == nil && n > 0 && r.Final != nil {
+		if last := s.Assignments[n-1]; last.Generation == r.Generation && (last.Ended == "reported" || last.Ended == "handed_back" || last.Ended == "ambiguous") {
+			res.OK = true // a resend of what ended its lease
+			return res
+		}
+	}
+	c := operation.Report{Agent: req.AgentID, Generation: r.Generation, N: r.N, Settled: r.Settled, Progress: r.Progress}
+	for _, x := range r.Steps {
+		c.Steps = append(c.Steps, operation.StepReport{StepID: x.StepID, Phase: x.Phase, Outcome: x.Outcome, ErrorCode: x.ErrorCode, Detail: x.Detail, CommandID: x.CommandID})
+	}
+	for _, x := range r.Notes {
+		c.Notes = append(c.Notes, operation.ReportNote{Code: x.Code, Detail: x.Detail, StepID: x.StepID})
+	}
+	if f := r.Final; f != nil {
+		c.Final = &operation.Final{Outcome: f.Outcome, Message: f.Message, Cause: f.Cause, Retryable: f.Retryable,
+			Verified: f.Verified, NotVerified: f.NotVerified, Residual: f.Residual, Cleanup: f.Cleanup, Details: f.Details}
+	}
+	err := p.apply(op, c)
+	switch {
+	case err == nil:
+		res.OK, res.Cancel = true, op.State.Cancel != nil
+	case errors.Is(err, operation.ErrLeaseLost):
+		res.ErrorCode = codeLeaseLost
+		if r.Final != nil {
+			_ = p.apply(op, operation.LateReport{Agent: req.AgentID, Generation: r.Generation, Detail: r.Final.Outcome})
+		}
+	default:
+		res.ErrorCode, res.Detail = "invalid", err.Error()
+	}
+	return res
+}
+
+// serve runs h on connections in memory, so that a test's clock may be the
+// bubble's, and returns a client that reaches it.
+func serve(t *testing.T, h http.Handler) *http.Client {
+	t.Helper()
+	l := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
+	srv := &http.Server{Handler: h, ErrorLog: nil}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		_ = srv.Serve(l)
+	}()
+	tr := &http.Transport{DialContext: l.dial, MaxIdleConnsPerHost: 32}
+	t.Cleanup(func() {
+		tr.CloseIdleConnections()
+		_ = srv.Close()
+		<-stopped
+	})
+	return &http.Client{Transport: tr}
+}
+
+type pipes struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func (l *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	c, s := net.Pipe()
+	select {
+	case l.conns <- s:
+		return c, nil
+	case <-l.done:
+	case <-ctx.Done():
+	}
+	return nil, errors.New("connection refused")
+}
+
+func (l *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipes) Close() error   { l.once.Do(func() { close(l.done) }); return nil }
+func (l *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
+
+// phases returns what became of the steps, as "name:phase".
+func (p *plane) phases(op string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []string
+	for i, s := range p.ops[op].Spec.Steps {
+		out = append(out, fmt.Sprintf("%s:%s", s.Name, p.ops[op].State.Steps[i].Phase))
+	}
+	return out
+}
