@@ -18,6 +18,11 @@ const (
 	MaxBatch     = 10               // messages a send, receive, delete or extend
 	MaxDelay     = 15 * time.Minute // SQS DelaySeconds: 900, whole seconds
 	MaxWait      = 20 * time.Second // SQS WaitTimeSeconds
+	// MaxVisibility bounds how long a message can be hidden (SQS
+	// VisibilityTimeout: 43,200 s).
+	MaxVisibility = 12 * time.Hour
+	// MaxNameBytes bounds a queue's name (SQS: 80 characters).
+	MaxNameBytes = 80
 	// MaxReceives is how often a message is handed out before it is a dead
 	// letter.
 	MaxReceives = 5

@@ -473,14 +473,14 @@ func testLimits(r *rig) {
 		"receive long wait":        receive(1, queue.MaxWait+time.Second, time.Minute),
 		"receive negative wait":    receive(1, -time.Second, time.Minute),
 		"receive no visibility":    receive(1, 0, 0),
-		"receive long visibility":  receive(1, 0, 13*time.Hour),
+		"receive long visibility":  receive(1, 0, queue.MaxVisibility+time.Second),
 		"delete nothing":           func() error { return r.q.Delete(ctx, r.name) },
 		"delete too many":          func() error { return r.q.Delete(ctx, r.name, make([]string, queue.MaxBatch+1)...) },
 		"extend by negative":       func() error { return r.q.Extend(ctx, r.name, m.Receipt, -time.Second) },
-		"extend too long":          func() error { return r.q.Extend(ctx, r.name, m.Receipt, 13*time.Hour) },
+		"extend too long":          func() error { return r.q.Extend(ctx, r.name, m.Receipt, queue.MaxVisibility+time.Second) },
 		"make queue without name":  func() error { return r.q.Ensure(ctx, "") },
 		"take less than one dead":  func() error { _, err := r.q.TakeDead(ctx, 0); return err },
-		"make queue with long one": func() error { return r.q.Ensure(ctx, strings.Repeat("q", 81)) },
+		"make queue with long one": func() error { return r.q.Ensure(ctx, strings.Repeat("q", queue.MaxNameBytes+1)) },
 	}
 	for name, call := range calls {
 		if err := call(); !errors.Is(err, queue.ErrInvalid) {

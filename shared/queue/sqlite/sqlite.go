@@ -25,9 +25,6 @@ import (
 	"github.com/opsplane/opsplane/shared/queue"
 )
 
-// MaxVisibility bounds how long a message can be hidden (SQS: 12 hours).
-const MaxVisibility = 12 * time.Hour
-
 // Options say where the queue is kept.
 type Options struct {
 	// Path of the database file. It and its folder are made when missing, with
@@ -149,8 +146,8 @@ func (d *DB) Delete(ctx context.Context, name string, receipts ...string) error 
 
 // Extend implements queue.Receiver. A stale receipt is queue.ErrStaleReceipt.
 func (d *DB) Extend(ctx context.Context, name, receipt string, dur time.Duration) error {
-	if dur < 0 || dur > MaxVisibility {
-		return fmt.Errorf("%w: extend by %s, the limit is %s", queue.ErrInvalid, dur, MaxVisibility)
+	if dur < 0 || dur > queue.MaxVisibility {
+		return fmt.Errorf("%w: extend by %s, the limit is %s", queue.ErrInvalid, dur, queue.MaxVisibility)
 	}
 	stale := false
 	err := d.do(ctx, &call{queue: name, run: func(tx *sql.Tx, q *state) error {
@@ -166,8 +163,8 @@ func (d *DB) Extend(ctx context.Context, name, receipt string, dur time.Duration
 
 // Ensure implements queue.Admin.
 func (d *DB) Ensure(ctx context.Context, name string) error {
-	if name == "" || len(name) > 80 { // SQS: up to 80 characters
-		return fmt.Errorf("%w: queue name %q: takes 1 to 80 bytes", queue.ErrInvalid, name)
+	if name == "" || len(name) > queue.MaxNameBytes {
+		return fmt.Errorf("%w: queue name %q: takes 1 to %d bytes", queue.ErrInvalid, name, queue.MaxNameBytes)
 	}
 	return d.do(ctx, &call{queue: name, admin: true, run: func(tx *sql.Tx, q *state) error { return ensure(tx, name) },
 		after: func(w *writer) { w.add(name) }})
@@ -297,8 +294,8 @@ func validateReceive(max int, wait, visibility time.Duration) error {
 	if wait < 0 || wait > queue.MaxWait {
 		return fmt.Errorf("%w: wait of %s, the limit is %s", queue.ErrInvalid, wait, queue.MaxWait)
 	}
-	if visibility <= 0 || visibility > MaxVisibility {
-		return fmt.Errorf("%w: visibility of %s, the limit is %s", queue.ErrInvalid, visibility, MaxVisibility)
+	if visibility <= 0 || visibility > queue.MaxVisibility {
+		return fmt.Errorf("%w: visibility of %s, the limit is %s", queue.ErrInvalid, visibility, queue.MaxVisibility)
 	}
 	return nil
 }
