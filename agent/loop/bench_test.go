@@ -269,7 +269,7 @@ type bench struct {
 
 // bubble runs f with a bench in a bubble of virtual time. The agent starts when
 // f says so.
-func bubble(t *testing.T, f func(b *bench)) {
+func bubble(t *testing.T, f func(t *testing.T, b *bench)) {
 	t.Helper()
 	t.Parallel()
 	dir := t.TempDir()
@@ -294,15 +294,17 @@ func bubble(t *testing.T, f func(b *bench)) {
 			defer close(swept)
 			p.sweep(ctx)
 		}()
-		f(b)
-		b.halt()
-		cancel()
-		<-swept
-		b.world.mu.Lock()
-		defer b.world.mu.Unlock()
-		for _, rule := range b.world.failed {
-			t.Error(rule)
-		}
+		t.Cleanup(func() {
+			_ = b.halt()
+			cancel()
+			<-swept
+			b.world.mu.Lock()
+			defer b.world.mu.Unlock()
+			for _, rule := range b.world.failed {
+				t.Error(rule)
+			}
+		})
+		f(t, b)
 	})
 }
 

@@ -37,6 +37,11 @@ func (r *run) conclude(held, work context.Context, e end) *protocol.Final {
 			f.Cleanup = cleanup
 		}
 	case protocol.FinalTimedOut: // nothing may be issued any more
+		for _, s := range r.steps { // a predecessor began it and there was no time to probe
+			if s.begun && s.Effect && s.Phase == operation.StepRunning {
+				r.close(s, operation.StepUnknown, executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: codeDeadline, Detail: "no time was left to probe it"})
+			}
+		}
 		f.Cleanup = &operation.Cleanup{State: operation.CleanupNone}
 		if r.needsCleanup() {
 			f.Cleanup = &operation.Cleanup{State: operation.CleanupAbandoned, Detail: "the deadline has passed"}
@@ -85,15 +90,12 @@ func (r *run) explain(f *protocol.Final, e end) {
 		}
 	}
 	for _, s := range r.steps {
-		if s.Phase != operation.StepUnknown && s.Phase != operation.StepRunning {
+		if s.Phase != operation.StepUnknown {
 			continue // settled, or nothing in flight
 		}
-		resources := s.Resources
-		if len(resources) == 0 {
-			resources = []string{r.a.TargetID}
-		}
-		for _, resource := range resources {
-			f.Residual = append(f.Residual, operation.Residual{StepID: s.ID, Step: s.Name, Resource: resource, Detail: c.Detail})
+		for _, resource := range s.Resources { // in the plane's own words, or it would list them twice
+			f.Residual = append(f.Residual, operation.Residual{StepID: s.ID, Step: s.Name, Resource: resource,
+				Detail: detail("its outcome is unknown: " + s.said)})
 		}
 	}
 }

@@ -39,13 +39,18 @@ type plane struct {
 	rules   []rule
 	denied  bool
 	away    bool
-	beats   []protocol.Heartbeat
-	answer  protocol.HeartbeatAnswer
-	parts   []protocol.InventoryRequest
-	events  map[int64]protocol.Event
-	through int64
-	preview map[string]protocol.PreviewAnswer
-	buried  []string
+	// A process that sends its report number dieAt (1 is the first) dies of it:
+	// nothing of it is heard any more.
+	dieAt      int
+	dieApplied bool
+	dead       map[string]bool
+	beats      []protocol.Heartbeat
+	answer     protocol.HeartbeatAnswer
+	parts      []protocol.InventoryRequest
+	events     map[int64]protocol.Event
+	through    int64
+	preview    map[string]protocol.PreviewAnswer
+	buried     []string
 }
 
 // rule spoils the next calls of a path.
@@ -61,7 +66,7 @@ func newPlane() *plane {
 	p := &plane{
 		cluster: id.Derive(id.Cluster, "test"), changed: make(chan struct{}),
 		ops: map[string]*operation.Operation{}, entries: map[string][]operation.Entry{},
-		calls: map[string]int{}, events: map[int64]protocol.Event{}, preview: map[string]protocol.PreviewAnswer{},
+		calls: map[string]int{}, dead: map[string]bool{}, events: map[int64]protocol.Event{}, preview: map[string]protocol.PreviewAnswer{},
 	}
 	p.queue = newMemQueue(p)
 	p.answer = protocol.HeartbeatAnswer{
@@ -234,8 +239,20 @@ func (p *plane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	p.mu.Unlock()
+	var who struct{ Boot string }
+	_ = json.Unmarshal(body, &who)
+	p.mu.Lock()
+	dead := p.dead[who.Boot]
+	if r.URL.Path == "/v1/agent/reports" && p.dieAt > 0 {
+		if p.dieAt--; p.dieAt == 0 {
+			p.dead[who.Boot] = true
+			dead, now.applied, now.path = !p.dieApplied, true, r.URL.Path
+			p.notify()
+		}
+	}
+	p.mu.Unlock()
 	switch {
-	case away || now.path != "" && !now.applied && now.status == 0:
+	case dead || away || now.path != "" && !now.applied && now.status == 0:
 		panic(http.ErrAbortHandler)
 	case denied:
 		http.Error(w, `{"error_code":"unauthenticated","detail":"no such token"}`, http.StatusUnauthorized)

@@ -28,6 +28,7 @@ type stepState struct {
 	protocol.Step
 	started bool // the claim told the plane that it starts
 	begun   bool // something may have been done for it, now or by a predecessor
+	said    string
 }
 
 // end is how a run came to its end.
@@ -190,7 +191,7 @@ func (r *run) found(s *stepState, f executor.Finding) {
 			operation.StepUnknown:   operation.OutcomeAmbiguous,
 		}[f.Phase]
 	}
-	s.Phase = f.Phase
+	s.Phase, s.said = f.Phase, detail(f.Detail)
 	r.out.step(false, report)
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 func TestHappyPath(t *testing.T) {
-	bubble(t, func(b *bench) {
+	bubble(t, func(t *testing.T, b *bench) {
 		b.exec.ending = executor.Ending{Message: "drained", Verified: []string{"no pods"}, Details: []byte(`{"token":"opt_abcdefgh","pods":3}`)}
 		b.start()
 		op := b.plane.submit("happy", time.Hour, drainPlan()...)
@@ -73,7 +73,7 @@ func TestHappyPath(t *testing.T) {
 func TestLostAnswers(t *testing.T) {
 	for _, applied := range []bool{true, false} {
 		t.Run(fmt.Sprint("applied=", applied), func(t *testing.T) {
-			bubble(t, func(b *bench) {
+			bubble(t, func(t *testing.T, b *bench) {
 				for _, path := range []string{"heartbeat", "claims", "reports", "renewals"} {
 					b.plane.spoil(rule{path: "/v1/agent/" + path, times: 2, applied: applied})
 				}
@@ -111,7 +111,7 @@ func TestTransientWithinBudget(t *testing.T) {
 		want  operation.Phase
 	}{{"recovers", 2, operation.Succeeded}, {"gives up", 3, operation.Failed}} {
 		t.Run(tc.name, func(t *testing.T) {
-			bubble(t, func(b *bench) {
+			bubble(t, func(t *testing.T, b *bench) {
 				tries := 0
 				b.exec.execute["cordon"] = func(ctx context.Context, task *executor.Task) executor.Outcome {
 					tries++
@@ -149,7 +149,7 @@ func TestTransientWithinBudget(t *testing.T) {
 }
 
 func TestWaitingIsNoFailure(t *testing.T) {
-	bubble(t, func(b *bench) {
+	bubble(t, func(t *testing.T, b *bench) {
 		n := 0
 		b.exec.execute["evict"] = func(ctx context.Context, task *executor.Task) executor.Outcome {
 			if n++; n < 20 {
@@ -167,7 +167,7 @@ func TestWaitingIsNoFailure(t *testing.T) {
 }
 
 func TestAmbiguousIsProbed(t *testing.T) {
-	bubble(t, func(b *bench) {
+	bubble(t, func(t *testing.T, b *bench) {
 		b.exec.execute["cordon"] = func(_ context.Context, task *executor.Task) executor.Outcome {
 			b.world.issue(task.Assignment.Operation, "cordon", task.Assignment.Generation)
 			return executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: "timeout", Detail: "no answer"}
@@ -186,7 +186,7 @@ func TestAmbiguousIsProbed(t *testing.T) {
 }
 
 func TestUnknownStaysReconciling(t *testing.T) {
-	bubble(t, func(b *bench) {
+	bubble(t, func(t *testing.T, b *bench) {
 		b.exec.execute["cordon"] = func(context.Context, *executor.Task) executor.Outcome {
 			panic("in the middle of it")
 		}
@@ -204,7 +204,7 @@ func TestUnknownStaysReconciling(t *testing.T) {
 }
 
 func TestDeadlineStops(t *testing.T) {
-	bubble(t, func(b *bench) {
+	bubble(t, func(t *testing.T, b *bench) {
 		b.exec.execute["evict"] = func(ctx context.Context, task *executor.Task) executor.Outcome {
 			task.Progress(3, 8, "pods", "web-0 is held by budget web")
 			<-ctx.Done()
@@ -227,7 +227,7 @@ func TestDeadlineStops(t *testing.T) {
 }
 
 func TestDeadlineOfAnExecutorThatHangs(t *testing.T) {
-	bubble(t, func(b *bench) {
+	bubble(t, func(t *testing.T, b *bench) {
 		release := make(chan struct{})
 		var late error
 		returned := make(chan struct{})
@@ -267,7 +267,7 @@ func TestCancel(t *testing.T) {
 			[]string{"cordon:succeeded", "restore:skipped"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			bubble(t, func(b *bench) {
+			bubble(t, func(t *testing.T, b *bench) {
 				running := make(chan struct{})
 				b.exec.execute[tc.at] = func(ctx context.Context, task *executor.Task) executor.Outcome {
 					close(running)
@@ -299,7 +299,7 @@ func TestCancel(t *testing.T) {
 }
 
 func TestCancelWaitsForAFirmStep(t *testing.T) {
-	bubble(t, func(b *bench) {
+	bubble(t, func(t *testing.T, b *bench) {
 		running := make(chan struct{})
 		b.exec.execute["wait"] = func(ctx context.Context, task *executor.Task) executor.Outcome {
 			close(running)
@@ -329,7 +329,7 @@ func TestCancelWaitsForAFirmStep(t *testing.T) {
 }
 
 func TestFirmStepFinishesFirst(t *testing.T) {
-	bubble(t, func(b *bench) {
+	bubble(t, func(t *testing.T, b *bench) {
 		running := make(chan struct{})
 		b.exec.execute["reset"] = func(ctx context.Context, task *executor.Task) executor.Outcome {
 			close(running)
@@ -361,7 +361,7 @@ func TestFirmStepFinishesFirst(t *testing.T) {
 }
 
 func TestPermanentFailure(t *testing.T) {
-	bubble(t, func(b *bench) {
+	bubble(t, func(t *testing.T, b *bench) {
 		b.exec.execute["note"] = func(context.Context, *executor.Task) executor.Outcome {
 			return executor.Outcome{Class: operation.OutcomePermanent, ErrorCode: "optional"}
 		}

@@ -245,7 +245,7 @@ func (r *run) executeWaiting(ctx context.Context, s *stepState, boundary <-chan 
 
 // close reports how an attempt ended.
 func (r *run) close(s *stepState, phase operation.StepPhase, out executor.Outcome) {
-	s.Phase = phase
+	s.Phase, s.said = phase, detail(out.Detail)
 	r.out.step(false, protocol.StepReport{
 		StepID: s.ID, Phase: phase, Outcome: out.Class, ErrorCode: out.ErrorCode,
 		Detail: out.Detail, CommandID: out.CommandID,
