@@ -115,7 +115,9 @@ func TestBadAnswers(t *testing.T) {
 	for name, answer := range map[string]http.HandlerFunc{
 		"not json":     func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") },
 		"proxy's page": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad gateway", http.StatusBadGateway) },
-		"redirect":     func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "https://elsewhere.invalid/", http.StatusTemporaryRedirect) },
+		"redirect": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "https://elsewhere.invalid/", http.StatusTemporaryRedirect)
+		},
 		"cut off": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "10")
 			w.WriteHeader(200)
