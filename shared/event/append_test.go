@@ -81,7 +81,7 @@ func TestAppendLimits(t *testing.T) {
 	if _, _, err := AppendWrites(Head{}, 0, "s", evs[:n+1]); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("one more than Fit's %d: %v", n, err)
 	}
-	if n := Fit(facts(12_000)); n < 2000 {
+	if n := Fit(facts(6_000)); n < 2000 {
 		t.Errorf("Fit takes %d small events", n)
 	} else if _, _, err := AppendWrites(Head{}, 0, "s", facts(n)); err != nil {
 		t.Errorf("Fit says %d: %v", n, err)

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/id"
@@ -49,8 +50,16 @@ type ExpiredError struct {
 }
 
 func (e *ExpiredError) Error() string {
-	names := slices.Sorted(maps.Keys(e.Streams))
-	return fmt.Sprintf("cursor expired: stream %s begins at %d now", names[0], e.Streams[names[0]])
+	var b strings.Builder
+	b.WriteString("cursor expired")
+	for i, s := range slices.Sorted(maps.Keys(e.Streams)) {
+		if i == 3 {
+			b.WriteString(" and others")
+			break
+		}
+		fmt.Fprintf(&b, ", stream %s begins at %d", s, e.Streams[s])
+	}
+	return b.String()
 }
 
 // Is makes errors.Is(err, ErrExpired) true.

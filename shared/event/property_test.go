@@ -16,7 +16,7 @@ import (
 // The property needs few rounds, each with its own races; -rapid.checks asks for
 // more.
 func init() {
-	if err := flag.Set("rapid.checks", "30"); err != nil {
+	if err := flag.Set("rapid.checks", "20"); err != nil {
 		panic(err)
 	}
 }

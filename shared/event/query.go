@@ -26,8 +26,8 @@ var ErrInvalidQuery = errors.New("invalid events query")
 
 // Query says which events to read, and from where.
 type Query struct {
-	// Streams to read; empty: all. A caller that may see some clusters only
-	// names their streams.
+	// Streams to read; nil: all. A caller that may see some clusters only names
+	// their streams; an empty list is refused, since it must not mean all.
 	Streams []string
 	// Cluster narrows to one cluster's stream.
 	Cluster string
@@ -81,7 +81,7 @@ func (q Query) normalize() (Query, error) {
 	slices.Sort(q.Types)
 	q.Types = slices.Compact(q.Types)
 	if q.Cluster != "" {
-		if len(q.Streams) > 0 && !slices.Contains(q.Streams, q.Cluster) {
+		if q.Streams != nil && !slices.Contains(q.Streams, q.Cluster) {
 			return bad("cluster %.64q is not among the streams", q.Cluster)
 		}
 		q.Streams, q.Cluster = []string{q.Cluster}, ""
@@ -89,6 +89,9 @@ func (q Query) normalize() (Query, error) {
 	q.Streams = slices.Clone(q.Streams)
 	slices.Sort(q.Streams)
 	q.Streams = slices.Compact(q.Streams)
+	if q.Streams != nil && len(q.Streams) == 0 {
+		return bad("no streams")
+	}
 	if slices.Contains(q.Streams, "") {
 		return bad("a stream without a name")
 	}

@@ -31,6 +31,8 @@ type Reader struct {
 	// Poll is how often a wait looks again where the ledger gives no signal;
 	// 500 ms when 0.
 	Poll time.Duration
+
+	maxScan int // maxScan when 0; for tests
 }
 
 // Page is what a read found.
@@ -211,10 +213,14 @@ func (at *reading) scans(streams []string, heads map[string]Head, next map[strin
 		active = append(slices.Clone(active[i:]), active[:i]...)[:maxStreams]
 		turn = active[maxStreams-1]
 	}
+	budget := at.maxScan
+	if budget == 0 {
+		budget = maxScan
+	}
 	for _, s := range active {
 		scans = append(scans, &scan{
 			l: at.Ledger, q: at.q, stream: s, next: max(next[s], 1), end: heads[s].Next,
-			budget: maxScan / len(active), want: at.q.Limit,
+			budget: budget / len(active), want: at.q.Limit,
 		})
 	}
 	return scans, turn

@@ -61,7 +61,7 @@ func TestReadInvalidQuery(t *testing.T) {
 	for _, q := range []Query{
 		{Limit: -1}, {Limit: 201}, {Wait: -1}, {Wait: MaxWait + 1}, {Types: []string{""}}, {Types: []string{"*"}}, {Types: []string{"Node.x"}},
 		{Types: []string{"node*"}}, {Types: []string{"node"}}, {Types: make([]string, 51)}, {Streams: []string{"clu_a"}, Cluster: "clu_b"},
-		{Streams: []string{""}}, {Subject: string(make([]byte, 601))},
+		{Streams: []string{""}}, {Streams: []string{}}, {Streams: []string{}, Cluster: "clu_a"}, {Subject: string(make([]byte, 601))},
 	} {
 		if _, err := r.Read(context.Background(), q); !errors.Is(err, ErrInvalidQuery) {
 			t.Errorf("%+v: %v", q, err)
@@ -75,10 +75,10 @@ func TestReadIsBounded(t *testing.T) {
 	t.Parallel()
 	db := openDB(t)
 	for _, s := range []string{"clu_a", "clu_b"} {
-		put(t, db, s, 2000, facts(maxScan/2+200)...)
+		put(t, db, s, 300, facts(1200)...)
 	}
 	put(t, db, "clu_b", 1, fact("device.left", "a", 1))
-	r := &Reader{Ledger: db, Streams: list("clu_a", "clu_b")}
+	r := &Reader{Ledger: db, Streams: list("clu_a", "clu_b"), maxScan: 2000}
 	q := Query{Types: []string{"device.*"}, Wait: MaxWait}
 	p, err := r.Read(context.Background(), q)
 	if err != nil || len(p.Events) != 0 || !p.More {
@@ -162,7 +162,7 @@ func TestSlowClockDoesNotStarveOthers(t *testing.T) {
 func TestSince(t *testing.T) {
 	t.Parallel()
 	db := openDB(t)
-	evs := facts(1000)
+	evs := facts(500)
 	for i := range evs {
 		switch {
 		case i == 100:
@@ -175,7 +175,7 @@ func TestSince(t *testing.T) {
 	}
 	put(t, db, "clu_a", 7, evs...)
 	r := &Reader{Ledger: db}
-	for _, n := range []int{0, 1, 99, 100, 101, 500, 699, 700, 701, 999, 1000, 3749, 3750, 3751, 100_000} {
+	for _, n := range []int{0, 1, 99, 100, 101, 102, 499, 500, 699, 700, 701, 3749, 3750, 3751, 100_000} {
 		q := Query{Cluster: "clu_a", Limit: 200, Since: t0.Add(time.Duration(n) * time.Second)}
 		var want []string
 		for i := range evs {

@@ -142,13 +142,14 @@ func TestReadWhileTrimming(t *testing.T) {
 	db := openDB(t)
 	ctx := context.Background()
 	r := &Reader{Ledger: db}
-	const total = 2000
+	const total = 600
+	evs := facts(total)
 	var wg sync.WaitGroup
 	done := make(chan struct{})
 	wg.Go(func() {
 		defer close(done)
 		for i := 0; i < total; i += 20 {
-			put(t, db, "clu_a", 5, facts(i + 20)[i:]...)
+			put(t, db, "clu_a", 5, evs[i:i+20]...)
 			if _, _, err := Trim(ctx, db, "clu_a", t0.Add(time.Duration(i-100)*time.Second)); err != nil {
 				t.Errorf("trim: %v", err)
 			}
