@@ -73,7 +73,7 @@ func openSound(ctx context.Context, path string) (_ *sql.DB, err error) {
 	// exist; it goes away with the process.
 	dsn := url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: url.Values{
 		"_txlock": {"immediate"},
-		"_pragma": {"locking_mode(EXCLUSIVE)", "busy_timeout(2000)", "journal_mode(WAL)", "synchronous(NORMAL)", "journal_size_limit(16777216)"},
+		"_pragma": {"locking_mode(EXCLUSIVE)", "busy_timeout(2000)", "journal_mode(WAL)", "synchronous(NORMAL)", "journal_size_limit(16777216)", "cache_size(-16384)", "wal_autocheckpoint(4000)", "temp_store(MEMORY)"},
 	}.Encode()}
 	db, err := sql.Open("sqlite", dsn.String())
 	if err != nil {
