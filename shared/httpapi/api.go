@@ -1,0 +1,183 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/problem"
+)
+
+// route is one row of the table of what may be called.
+type route struct {
+	pattern string // the mux's
+	public  bool   // needs no credential
+	action  auth.Action
+	// fleet: the action is over all clusters, so that a principal confined to
+	// some may not do it.
+	fleet   bool
+	mutates bool
+	// body is the most bytes that a body may have; 0: it takes none.
+	body int64
+	// several are the query parameters that may be given more than once.
+	several []string
+	// bare: no huma before the handler, so that unknown parameters and media
+	// types are refused here.
+	bare bool
+}
+
+// Bodies of small requests.
+const smallBody = 64 << 10
+
+// access is what a route's registration says beside huma's own part.
+type access struct {
+	action  auth.Action
+	fleet   bool
+	body    int64
+	several []string
+}
+
+// newHuma makes the part that documents and validates. Its own pages are off:
+// /docs is self-contained, /openapi.json is written here.
+func newHuma(mux *http.ServeMux, version string) huma.API {
+	if version == "" {
+		version = "dev"
+	}
+	c := huma.Config{
+		OpenAPI: &huma.OpenAPI{
+			OpenAPI: "3.1.0",
+			Info: &huma.Info{Title: "Opsplane", Version: version,
+				Description: "The operations plane of a GPU fleet. Errors are RFC 9457 problems with an error_code; lists page with limit and cursor."},
+			Components: &huma.Components{
+				Schemas: huma.NewMapRegistry("#/components/schemas/", schemaName),
+				SecuritySchemes: map[string]*huma.SecurityScheme{
+					"bearer": {Type: "http", Scheme: "bearer", Description: "An API token (opt_...) or a token of the configured OpenID Connect issuer"},
+				},
+			},
+			Security: []map[string][]string{{"bearer": {}}},
+		},
+		Formats:                      huma.DefaultFormats,
+		DefaultFormat:                "application/json",
+		RejectUnknownQueryParameters: true,
+	}
+	return humago.New(mux, c)
+}
+
+// schemaName drops the suffix that tells views from the domain's types.
+func schemaName(t reflect.Type, hint string) string {
+	name := huma.DefaultSchemaNamer(t, hint)
+	if strings.HasPrefix(name, "ListOf") {
+		return strings.ReplaceAll(name, "View", "")
+	}
+	return strings.TrimSuffix(name, "View")
+}
+
+// register adds a route with its row in the table of access. The handler's
+// errors become problems.
+func register[I, O any](a *API, op huma.Operation, ac access, h func(context.Context, *request, *I) (*O, error)) {
+	op.MaxBodyBytes, op.BodyReadTimeout = -1, -1 // the middleware has read it
+	op.OperationID = operationID(op)
+	if op.Errors == nil {
+		op.Errors = []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusUnprocessableEntity, http.StatusTooManyRequests}
+		if op.Method != http.MethodGet {
+			op.Errors = append(op.Errors, http.StatusConflict, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)
+		}
+	}
+	r := &route{pattern: op.Method + " " + op.Path, action: ac.action, fleet: ac.fleet, mutates: op.Method != http.MethodGet, body: ac.body, several: ac.several}
+	a.routes[r.pattern] = r
+	huma.Register(a.huma, op, func(ctx context.Context, in *I) (*O, error) {
+		rq := requestOf(ctx)
+		out, err := h(ctx, rq, in)
+		if err != nil {
+			return nil, failure{rq.failed(err)}
+		}
+		return out, nil
+	})
+}
+
+// operationID makes ids such as "list-operations" of the summary.
+func operationID(op huma.Operation) string {
+	return strings.ReplaceAll(strings.ToLower(op.Summary), " ", "-")
+}
+
+// handle adds a route without huma.
+func (a *API) handle(r route, h http.HandlerFunc) {
+	r.bare = true
+	a.routes[r.pattern] = &r
+	a.mux.HandleFunc(r.pattern, h)
+}
+
+// OpenAPI returns the OpenAPI 3.1 document, which is the same for every process
+// of this version.
+func OpenAPI() ([]byte, error) {
+	a := newAPI(Config{Logger: slog.New(slog.DiscardHandler)})
+	return a.openAPI()
+}
+
+func (a *API) openAPI() ([]byte, error) {
+	b, err := json.MarshalIndent(a.huma.OpenAPI(), "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("write OpenAPI document: %w", err)
+	}
+	return append(b, '\n'), nil
+}
+
+// list is a page of a list.
+type listOf[T any] struct {
+	Items      []T     `json:"items" nullable:"false"`
+	NextCursor *string `json:"next_cursor" doc:"Reads on behind the last item; null at the end"`
+}
+
+func newList[T any](items []T, next string) listOf[T] {
+	if items == nil {
+		items = []T{}
+	}
+	l := listOf[T]{Items: items}
+	if next != "" {
+		l.NextCursor = &next
+	}
+	return l
+}
+
+type listOutput[T any] struct{ Body listOf[T] }
+
+type bodyOutput[T any] struct{ Body T }
+
+// createdOutput answers what was made.
+type createdOutput[T any] struct {
+	Status   int
+	Location string `header:"Location"`
+	Replayed string `header:"Idempotency-Replayed" doc:"true when an earlier request under the same key made it"`
+	Body     T
+}
+
+func replayed(was bool) string {
+	if was {
+		return "true"
+	}
+	return ""
+}
+
+// write answers a plain handler's request with JSON.
+func (a *API) write(w http.ResponseWriter, status int, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("encode answer %T: %v", v, err))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(b) // the client is gone: nobody is left to tell
+}
+
+// refuse answers a plain handler's request with the problem of an error.
+func (a *API) refuse(w http.ResponseWriter, rq *request, err error) {
+	problem.Write(w, rq.failed(err))
+}

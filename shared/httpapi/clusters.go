@@ -1,0 +1,145 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/fleet"
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+const clustersPath = "/v1/clusters"
+
+func (a *API) clusterRoutes() {
+	tags := []string{"clusters"}
+	register(a, huma.Operation{Method: http.MethodPost, Path: clustersPath, Summary: "Create cluster", Tags: tags, DefaultStatus: http.StatusCreated,
+		Description: "Registers a cluster with its queue. The agents' token is shown this once."},
+		access{action: auth.ManageClusters, fleet: true, body: smallBody}, a.createCluster)
+	register(a, huma.Operation{Method: http.MethodGet, Path: clustersPath, Summary: "List clusters", Tags: tags}, access{action: auth.Read}, a.listClusters)
+	register(a, huma.Operation{Method: http.MethodGet, Path: clustersPath + "/{id}", Summary: "Get cluster", Tags: tags}, access{action: auth.Read}, a.getCluster)
+	register(a, huma.Operation{Method: http.MethodDelete, Path: clustersPath + "/{id}", Summary: "Delete cluster", Tags: tags,
+		Description: "Removes its inventory, agents, tokens and queue. 409 cluster_in_use while an operation of it is live."},
+		access{action: auth.ManageClusters}, a.deleteCluster)
+	register(a, huma.Operation{Method: http.MethodPost, Path: clustersPath + "/{id}/token", Summary: "Rotate cluster token", Tags: tags,
+		Description: "Gives the agents a new token, shown this once; the old one ends at once."},
+		access{action: auth.ManageClusters}, a.rotateCluster)
+}
+
+// clusterView is a cluster.
+type clusterView struct {
+	ID           string          `json:"id"`
+	Name         string          `json:"name"`
+	Queue        string          `json:"queue"`
+	CreatedAt    time.Time       `json:"created_at"`
+	CreatedBy    operation.Actor `json:"created_by"`
+	Deleting     bool            `json:"deleting"`
+	Agents       int             `json:"agents"`
+	AgentsOnline int             `json:"agents_online"`
+	Links        clusterLinks    `json:"links"`
+}
+
+type clusterLinks struct {
+	Nodes      string `json:"nodes"`
+	Operations string `json:"operations"`
+	Events     string `json:"events"`
+}
+
+// newClusterView is a cluster with a fresh agents' token.
+type newClusterView struct {
+	clusterView
+	Token   string `json:"token" doc:"The agents' bearer token; it is never shown again"`
+	TokenID string `json:"token_id"`
+}
+
+func (a *API) viewCluster(ctx context.Context, c fleet.Cluster) (clusterView, error) {
+	v := clusterView{ID: c.ID, Name: c.Name, Queue: c.Queue, CreatedAt: c.CreatedAt, CreatedBy: c.CreatedBy, Deleting: c.Deleting,
+		Links: clusterLinks{Nodes: "/v1/nodes?cluster=" + c.ID, Operations: operationsPath + "?cluster=" + c.ID, Events: "/v1/events?cluster=" + c.ID}}
+	agents, err := a.cfg.Store.Agents(ctx, c.ID)
+	for _, g := range agents {
+		v.Agents++
+		if g.Online(a.now(), a.cfg.Store.Timing.AgentSilent) {
+			v.AgentsOnline++
+		}
+	}
+	return v, err
+}
+
+func (a *API) createCluster(ctx context.Context, rq *request, in *struct {
+	Body struct {
+		Name string `json:"name" doc:"A DNS label, unique"`
+	} `nameHint:"ClusterBody"`
+}) (*createdOutput[newClusterView], error) {
+	made, err := a.cfg.Registry.Create(ctx, rq.call(), in.Body.Name)
+	if err != nil {
+		return nil, err
+	}
+	v, err := a.viewCluster(ctx, made.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	return &createdOutput[newClusterView]{Status: http.StatusCreated, Location: clustersPath + "/" + v.ID,
+		Body: newClusterView{clusterView: v, Token: made.Secret, TokenID: made.Token.ID}}, nil
+}
+
+func (a *API) listClusters(ctx context.Context, rq *request, in *struct {
+	pageInput
+	Name string `query:"name"`
+}) (*listOutput[clusterView], error) {
+	key := listKey("clusters", in.Name)
+	place, err := decodeCursor(key, in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	all, err := a.cfg.Store.Clusters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	items, next := []clusterView{}, ""
+	for _, c := range all {
+		sort := c.Name + "#" + c.ID
+		if sort <= place || !rq.sees(c.ID) || in.Name != "" && c.Name != in.Name {
+			continue
+		}
+		if len(items) == in.Limit {
+			last := items[len(items)-1]
+			next = encodeCursor(key, last.Name+"#"+last.ID)
+			break
+		}
+		v, err := a.viewCluster(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, v)
+	}
+	return &listOutput[clusterView]{Body: newList(items, next)}, nil
+}
+
+type clusterPath struct {
+	ID string `path:"id" maxLength:"64" doc:"Id or name"`
+}
+
+func (a *API) getCluster(ctx context.Context, rq *request, in *clusterPath) (*bodyOutput[clusterView], error) {
+	c, err := a.cfg.Registry.Find(ctx, rq.call(), in.ID)
+	if err != nil {
+		return nil, err
+	}
+	v, err := a.viewCluster(ctx, c)
+	return &bodyOutput[clusterView]{Body: v}, err
+}
+
+func (a *API) deleteCluster(ctx context.Context, rq *request, in *clusterPath) (*struct{}, error) {
+	return nil, a.cfg.Registry.Delete(ctx, rq.call(), in.ID)
+}
+
+func (a *API) rotateCluster(ctx context.Context, rq *request, in *clusterPath) (*bodyOutput[newClusterView], error) {
+	made, err := a.cfg.Registry.RotateToken(ctx, rq.call(), in.ID)
+	if err != nil {
+		return nil, err
+	}
+	v, err := a.viewCluster(ctx, made.Cluster)
+	return &bodyOutput[newClusterView]{Body: newClusterView{clusterView: v, Token: made.Secret, TokenID: made.Token.ID}}, err
+}

@@ -1,0 +1,155 @@
+// Package httpapi is the plane over HTTP: for people and programs under /v1,
+// for agents under /v1/agent. It reads requests, says who may, calls the use
+// cases (packages admission, control, registry) and shapes answers; it decides
+// nothing itself.
+//
+// A request passes, in this order: its ids, its route, who it is, their limits,
+// their right, its media type and size, the handler. Whatever goes wrong on the
+// way is answered as a problem (package problem), and refusals are audited.
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/opsplane/opsplane/shared/admission"
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/control"
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/record"
+	"github.com/opsplane/opsplane/shared/registry"
+)
+
+// Config is what the API stands on.
+type Config struct {
+	Store     *record.Store
+	Admission *admission.Service
+	Control   *control.Service
+	Registry  *registry.Service
+	Auth      *auth.Authenticator
+	// Limiter bounds what each principal asks; nil: the defaults of package auth.
+	Limiter *auth.Limiter
+	// Events reads the streams; nil: one over the store's ledger and clusters.
+	Events *event.Reader
+	// Agent carries out the agents' calls; nil leaves their routes out.
+	Agent AgentAPI
+	// Queue is what agents poll through the plane; nil leaves those routes out
+	// (on AWS agents poll SQS).
+	Queue queue.Receiver
+	// Bury puts a message aside; nil leaves that route out.
+	Bury func(ctx context.Context, queue string, m queue.Message, reason string) error
+
+	Version string
+	// MaxWait bounds every wait: 60 s on one machine (the default), 25 s on AWS.
+	MaxWait time.Duration
+	Logger  *slog.Logger
+	// Metrics gets the API's own metrics and is what /metrics shows.
+	Metrics *prometheus.Registry
+	// Ready tells why the process cannot serve yet, or nil.
+	Ready func(ctx context.Context) error
+	// HistoryBegins is the time before which ended operations were removed; the
+	// zero time: nothing was.
+	HistoryBegins func(ctx context.Context) time.Time
+}
+
+// API is the handler. Close it to have the last audit records written.
+type API struct {
+	cfg     Config
+	mux     *http.ServeMux
+	huma    huma.API
+	routes  map[string]*route // by the mux's pattern
+	metrics *metrics
+	audit   *auditor
+	log     *slog.Logger
+}
+
+// New makes the handler.
+func New(cfg Config) (*API, error) {
+	if cfg.Store == nil || cfg.Admission == nil || cfg.Control == nil || cfg.Registry == nil || cfg.Auth == nil {
+		return nil, errors.New("httpapi: Store, Admission, Control, Registry and Auth are required")
+	}
+	if cfg.Limiter == nil {
+		cfg.Limiter = &auth.Limiter{}
+	}
+	if cfg.MaxWait <= 0 {
+		cfg.MaxWait = time.Minute
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Metrics == nil {
+		cfg.Metrics = prometheus.NewRegistry()
+	}
+	if cfg.Events == nil {
+		cfg.Events = &event.Reader{Ledger: cfg.Store.Ledger, Now: cfg.Store.Now, Streams: streamsOf(cfg.Store)}
+	}
+	a := newAPI(cfg)
+	var err error
+	if a.metrics, err = newMetrics(cfg.Metrics); err != nil {
+		return nil, err
+	}
+	a.audit = newAuditor(cfg.Store.Ledger, cfg.Logger, a.metrics.auditDrops)
+	return a, nil
+}
+
+// newAPI registers the routes; OpenAPI needs no more.
+func newAPI(cfg Config) *API {
+	a := &API{cfg: cfg, mux: http.NewServeMux(), routes: map[string]*route{}, log: cfg.Logger}
+	a.huma = newHuma(a.mux, cfg.Version)
+	a.operationRoutes()
+	a.historyRoutes()
+	a.changeRoutes()
+	a.clusterRoutes()
+	a.agentViewRoutes()
+	a.inventoryRoutes()
+	a.tokenRoutes()
+	a.auditRoutes()
+	a.deadLetterRoutes()
+	a.eventRoutes()
+	a.healthRoutes()
+	a.docsRoutes()
+	if cfg.Agent != nil {
+		a.agentRoutes()
+	}
+	if cfg.Queue != nil {
+		a.queueRoutes()
+	}
+	return a
+}
+
+// Close writes the audit records that still wait; the context bounds it.
+func (a *API) Close(ctx context.Context) error { return a.audit.close(ctx) }
+
+// streamsOf lists the streams of all clusters.
+func streamsOf(st *record.Store) func(context.Context) ([]string, error) {
+	return func(ctx context.Context) ([]string, error) {
+		clusters, err := st.Clusters(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out := make([]string, len(clusters))
+		for i, c := range clusters {
+			out[i] = event.StreamOf(c.ID)
+		}
+		return out, nil
+	}
+}
+
+func (a *API) historyBegins(ctx context.Context) *time.Time {
+	if a.cfg.HistoryBegins == nil {
+		return nil
+	}
+	t := a.cfg.HistoryBegins(ctx)
+	if t.IsZero() {
+		return nil
+	}
+	t = t.UTC()
+	return &t
+}

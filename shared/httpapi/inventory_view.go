@@ -1,0 +1,86 @@
+package httpapi
+
+import (
+	"github.com/opsplane/opsplane/shared/fleet"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// nodeView is a node as its cluster reported it.
+type nodeView struct {
+	objectView
+	Schedulable bool               `json:"schedulable"`
+	Ready       bool               `json:"ready"`
+	Cordon      *protocol.Cordon   `json:"cordon" doc:"Who closed it to new pods"`
+	GPUs        int                `json:"gpus"`
+	Pods        int                `json:"pods"`
+	Labels      map[string]string  `json:"labels"`
+	Blockers    []protocol.Blocker `json:"blockers" nullable:"false" doc:"What a drain would meet, as last seen"`
+}
+
+func viewNode(o *fleet.Object, l operation.LockState) nodeView {
+	v := nodeView{objectView: viewObject(o, l), Labels: map[string]string{}, Blockers: []protocol.Blocker{}}
+	if n := o.Node; n != nil {
+		v.Schedulable, v.Ready, v.Cordon, v.GPUs, v.Pods, v.Blockers = n.Schedulable, n.Ready, n.Cordon, n.GPUs, n.Pods, orEmpty(n.Blockers)
+		if n.Labels != nil {
+			v.Labels = n.Labels
+		}
+	}
+	return v
+}
+
+// deviceView is a GPU as its cluster reported it.
+type deviceView struct {
+	objectView
+	NodeID   string   `json:"node_id"`
+	NodeName string   `json:"node_name"`
+	Index    int      `json:"index"`
+	Product  string   `json:"product"`
+	Health   string   `json:"health" doc:"ok, degraded, unusable"`
+	Detail   *string  `json:"detail"`
+	Holders  int      `json:"holders" doc:"Processes or pods that hold it"`
+	Aliases  []string `json:"aliases" nullable:"false"`
+}
+
+func viewDevice(o *fleet.Object, l operation.LockState) deviceView {
+	v := deviceView{objectView: viewObject(o, l), Aliases: []string{}}
+	if d := o.Device; d != nil {
+		v.NodeID, v.NodeName, v.Index, v.Product = fleet.NodeID(o.Cluster, d.NodeUID), d.NodeName, d.Index, d.Product
+		v.Health, v.Detail, v.Holders, v.Aliases = d.Health, orNull(d.Detail), d.Holders, orEmpty(d.Aliases)
+	}
+	return v
+}
+
+// deploymentView is a deployment as its cluster reported it.
+type deploymentView struct {
+	objectView
+	Kind      string  `json:"kind"`
+	Desired   int     `json:"desired"`
+	Ready     int     `json:"ready"`
+	Updated   int     `json:"updated"`
+	Image     *string `json:"image"`
+	Available bool    `json:"available"`
+}
+
+func viewDeployment(o *fleet.Object, l operation.LockState) deploymentView {
+	v := deploymentView{objectView: viewObject(o, l)}
+	if d := o.Deployment; d != nil {
+		v.Kind, v.Desired, v.Ready, v.Updated, v.Image, v.Available = d.Kind, d.Desired, d.Ready, d.Updated, orNull(d.Image), d.Available
+	}
+	return v
+}
+
+// componentView is an installed component as its cluster reported it.
+type componentView struct {
+	objectView
+	Version string `json:"version"`
+	Healthy bool   `json:"healthy"`
+}
+
+func viewComponent(o *fleet.Object, l operation.LockState) componentView {
+	v := componentView{objectView: viewObject(o, l)}
+	if c := o.Component; c != nil {
+		v.Version, v.Healthy = c.Version, c.Healthy
+	}
+	return v
+}

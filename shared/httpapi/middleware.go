@@ -1,0 +1,287 @@
+package httpapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"path"
+	"runtime/debug"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/problem"
+)
+
+// bodyTimeout is how long a client may take to send a body.
+const bodyTimeout = 30 * time.Second
+
+// ServeHTTP takes a request through everything that comes before its handler.
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	rq := &request{api: a, http: r, requestID: id.New("req", a.now())}
+	rq.correlation = rq.requestID
+	if c := r.Header.Get("X-Correlation-ID"); correlationShape.MatchString(c) {
+		rq.correlation = c
+	}
+	r = r.WithContext(context.WithValue(r.Context(), requestKey{}, rq))
+	rq.http = r
+	rec := &recorder{ResponseWriter: w}
+	h := w.Header()
+	h.Set("X-Correlation-ID", rq.correlation)
+	h.Set("X-Request-ID", rq.requestID)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	defer func() {
+		if v := recover(); v != nil {
+			a.panicked(rec, rq, v)
+		}
+		a.done(rec, rq, time.Since(start))
+	}()
+	if err := a.admit(rec, rq, &r); err != nil {
+		a.refuse(rec, rq, err)
+		return
+	}
+	rq.http = r
+	a.mux.ServeHTTP(rec, r)
+}
+
+func (a *API) now() time.Time { return a.cfg.Store.Now() }
+
+// admit finds the route and refuses what may not reach it.
+func (a *API) admit(w http.ResponseWriter, rq *request, r **http.Request) error {
+	if err := a.find(w, rq, *r); err != nil {
+		return err
+	}
+	if !rq.route.public {
+		if err := a.authenticate(rq, *r); err != nil {
+			return err
+		}
+	}
+	if err := rq.checkQuery(*r); err != nil {
+		return err
+	}
+	return rq.readBody(w, r)
+}
+
+// find looks the route up, and tells a wrong path from a wrong method.
+func (a *API) find(w http.ResponseWriter, rq *request, r *http.Request) error {
+	p := r.URL.Path
+	if p != path.Clean(p) || r.URL.RawPath != "" && strings.Contains(strings.ToLower(r.URL.RawPath), "%2f") {
+		return problem.New(problem.NotFound, "there is nothing at this path")
+	}
+	if _, pattern := a.mux.Handler(r); a.routes[pattern] != nil {
+		rq.route = a.routes[pattern]
+		return nil
+	}
+	var allowed []string
+	for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+		probe := *r
+		probe.Method = m
+		if _, pattern := a.mux.Handler(&probe); a.routes[pattern] != nil {
+			allowed = append(allowed, m)
+		}
+	}
+	if len(allowed) == 0 {
+		return problem.New(problem.NotFound, "there is nothing at this path")
+	}
+	sort.Strings(allowed)
+	w.Header().Set("Allow", strings.Join(allowed, ", "))
+	return problem.New(problem.MethodNotAllowed, "the path takes %s", strings.Join(allowed, ", "))
+}
+
+// authenticate says who it is, holds them to their limits, and asks whether they
+// may.
+func (a *API) authenticate(rq *request, r *http.Request) error {
+	var err error
+	rq.principal, err = a.cfg.Auth.Authenticate(r.Context(), bearerOf(r))
+	if err != nil {
+		if d, ok := errors.AsType[*auth.DeniedError](err); ok {
+			rq.denied, rq.principal = d.Reason, auth.Principal{ID: d.Token}
+		}
+		if limit := a.limit("address " + hostOf(r.RemoteAddr)); limit != nil {
+			return limit
+		}
+		return err
+	}
+	if err := a.limit(rq.principal.ID); err != nil {
+		return err
+	}
+	cluster := ""
+	if !rq.route.fleet {
+		cluster = firstOf(rq.principal.Clusters)
+	}
+	return rq.principal.Authorize(rq.route.action, cluster)
+}
+
+func (a *API) limit(who string) error {
+	ok, after := a.cfg.Limiter.Allow(who)
+	if ok {
+		return nil
+	}
+	return problem.New(problem.RateLimited, "too many requests").WithRetryAfter(max(after, time.Second))
+}
+
+// bearerOf takes the credential from the request; only the header is looked at,
+// and only when there is one of it.
+func bearerOf(r *http.Request) string {
+	vs := r.Header["Authorization"]
+	if len(vs) != 1 {
+		return ""
+	}
+	scheme, credential, ok := strings.Cut(vs[0], " ")
+	if !ok || !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.TrimSpace(credential)
+}
+
+func hostOf(addr string) string {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	return host
+}
+
+// checkQuery refuses a query that cannot be read, parameters given twice and, on
+// routes without huma, every parameter.
+func (rq *request) checkQuery(r *http.Request) error {
+	if r.URL.RawQuery == "" {
+		return nil
+	}
+	q, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return problem.New(problem.Invalid, "the query cannot be read").WithField("/query", "format", "is not URL-encoded")
+	}
+	names := make([]string, 0, len(q))
+	for name := range q {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	for _, name := range names {
+		switch {
+		case rq.route.bare && !rq.route.public:
+			return invalidParam("query", name, "unknown_parameter", "is not a parameter of this path")
+		case len(q[name]) > 1 && !slices.Contains(rq.route.several, name):
+			return invalidParam("query", name, "repeated", "must be given once")
+		}
+	}
+	return nil
+}
+
+// readBody reads the whole body within the route's limit and puts it back.
+func (rq *request) readBody(w http.ResponseWriter, rp **http.Request) error {
+	r := *rp
+	limit := rq.route.body
+	if r.ContentLength > limit && limit > 0 {
+		w.Header().Set("Connection", "close")
+		return tooLarge(r.ContentLength, limit)
+	}
+	if r.Body == nil || r.ContentLength == 0 {
+		return nil
+	}
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a test's recorder has none
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	_ = rc.SetReadDeadline(time.Time{})
+	var over *http.MaxBytesError
+	switch {
+	case errors.As(err, &over) && limit == 0:
+		return problem.New(problem.Malformed, "the request takes no body")
+	case errors.As(err, &over):
+		return tooLarge(-1, limit)
+	case err != nil:
+		return problem.New(problem.Malformed, "the body did not come in whole").WithCause(err)
+	}
+	if len(b) > 0 {
+		if err := checkMediaType(r.Header.Get("Content-Type")); err != nil {
+			return err
+		}
+	}
+	clone := *r
+	clone.Body, clone.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+	*rp = &clone
+	return nil
+}
+
+func tooLarge(size, limit int64) *problem.Problem {
+	p := problem.New(problem.PayloadTooLarge, "the body has more than %d bytes", limit)
+	if size > 0 {
+		p = problem.New(problem.PayloadTooLarge, "the body has %d bytes, the limit is %d", size, limit)
+	}
+	return p.WithExtra("limit", limit)
+}
+
+// checkMediaType takes JSON in UTF-8, which is also what an absent header means.
+func checkMediaType(s string) error {
+	if s == "" {
+		return nil
+	}
+	media, params, err := mime.ParseMediaType(s)
+	charset := params["charset"]
+	if err != nil || media != "application/json" || charset != "" && !strings.EqualFold(charset, "utf-8") {
+		return problem.New(problem.UnsupportedMediaType, "a body is application/json in UTF-8").WithExtra("supported", []string{"application/json"})
+	}
+	return nil
+}
+
+// panicked answers what a handler did not survive.
+func (a *API) panicked(rec *recorder, rq *request, v any) {
+	if v == http.ErrAbortHandler {
+		panic(v)
+	}
+	a.log.Error("handler panicked", "panic", v, "stack", string(debug.Stack()), "route", rq.pattern(), "correlation_id", rq.correlation)
+	if rec.status != 0 {
+		panic(http.ErrAbortHandler) // the answer has begun: cutting it off is all that is left
+	}
+	p := problem.New(problem.Internal, "The request failed for a reason inside the plane. Its log has the cause under this correlation id.")
+	rq.fail(p)
+	problem.Write(rec, p)
+}
+
+// done counts, audits and logs a request that was answered.
+func (a *API) done(rec *recorder, rq *request, took time.Duration) {
+	if rec.status == 0 {
+		rec.status = http.StatusOK
+	}
+	a.metrics.answered(rq, rec.status, took)
+	if refused(rq, rec.status) {
+		a.audit.add(rq.refusal(a.now(), rec.status))
+	}
+	a.log.Debug("request", "method", rq.http.Method, "path", rq.http.URL.Path, "route", rq.pattern(), "status", rec.status,
+		"took_ms", took.Milliseconds(), "principal", rq.principal.ID, "correlation_id", rq.correlation, "request_id", rq.requestID)
+}
+
+// recorder keeps the status of an answer.
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+// WriteHeader notes the status.
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 && status >= 200 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+// Write notes the status that writing implies.
+func (r *recorder) Write(b []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	return r.ResponseWriter.Write(b)
+}
+
+// Unwrap is for http.ResponseController.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
