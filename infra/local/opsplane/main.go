@@ -14,6 +14,7 @@ import (
 	"github.com/opsplane/opsplane/agent/agentcmd"
 	"github.com/opsplane/opsplane/infra/local"
 	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/retention"
 )
 
@@ -39,6 +40,12 @@ type upCmd struct {
 	Waits     int           `help:"Open waits for each principal." default:"100"`
 	Log       string        `help:"Log level." enum:"debug,info,warn,error" default:"info"`
 
+	// Hidden: the docs' bounds follow from these; tests shorten them.
+	Lease        time.Duration `hidden:"" default:"15s"`
+	CallDeadline time.Duration `hidden:"" default:"10s"`
+	RingAfter    time.Duration `hidden:"" default:"10s"`
+	AgentSilent  time.Duration `hidden:"" default:"15s"`
+
 	OIDCIssuer   string            `help:"Issuer URL of OIDC tokens to accept." env:"OPSPLANE_OIDC_ISSUER"`
 	OIDCAudience string            `help:"Audience that their tokens must have." env:"OPSPLANE_OIDC_AUDIENCE"`
 	OIDCRole     string            `help:"Claim that holds the roles." default:"roles" env:"OPSPLANE_OIDC_ROLE_CLAIM"`
@@ -55,6 +62,7 @@ func (c *upCmd) Run() error {
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	o := local.Options{Data: c.Data, Addr: c.Addr, TLSCert: c.TLSCert, TLSKey: c.TLSKey, Insecure: c.Insecure, Logger: log,
+		Timing:    operation.Timing{Lease: c.Lease, CallDeadline: c.CallDeadline, RingAfter: c.RingAfter, AgentSilent: c.AgentSilent},
 		Retention: retention.Policy{Operations: c.Retention, Events: c.Events}, RequestsPerSecond: c.Rate, Waits: c.Waits}
 	if c.OIDCIssuer != "" {
 		roles := map[string]auth.Role{}
