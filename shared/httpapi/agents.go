@@ -43,7 +43,7 @@ func (a *API) viewAgent(g fleet.Agent) agentView {
 }
 
 func (a *API) listAgents(ctx context.Context, rq *request, in *struct {
-	pageInput
+	PageInput
 	Cluster string `query:"cluster" doc:"Id or name"`
 	Online  string `query:"online" enum:"true,false"`
 	Name    string `query:"name"`

@@ -123,6 +123,7 @@ func OpenAPI() ([]byte, error) {
 }
 
 func (a *API) openAPI() ([]byte, error) {
+	a.nullable()
 	b, err := json.MarshalIndent(a.huma.OpenAPI(), "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("write OpenAPI document: %w", err)
@@ -130,24 +131,42 @@ func (a *API) openAPI() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// list is a page of a list.
-type listOf[T any] struct {
+// nullable documents that fields which point to an object may be null, which
+// huma leaves out.
+func (a *API) nullable() {
+	reg := a.huma.OpenAPI().Components.Schemas
+	for name, s := range reg.Map() {
+		t := reg.TypeFromRef("#/components/schemas/" + name)
+		if t == nil || t.Kind() != reflect.Struct {
+			continue
+		}
+		for _, f := range reflect.VisibleFields(t) {
+			field, rest, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if p := s.Properties[field]; p != nil && p.Ref != "" && f.Type.Kind() == reflect.Pointer && rest == "" {
+				s.Properties[field] = &huma.Schema{AnyOf: []*huma.Schema{{Ref: p.Ref}, {Type: "null"}}, Description: p.Description}
+			}
+		}
+	}
+}
+
+// ListOf is a page of a list.
+type ListOf[T any] struct {
 	Items      []T     `json:"items" nullable:"false"`
 	NextCursor *string `json:"next_cursor" doc:"Reads on behind the last item; null at the end"`
 }
 
-func newList[T any](items []T, next string) listOf[T] {
+func newList[T any](items []T, next string) ListOf[T] {
 	if items == nil {
 		items = []T{}
 	}
-	l := listOf[T]{Items: items}
+	l := ListOf[T]{Items: items}
 	if next != "" {
 		l.NextCursor = &next
 	}
 	return l
 }
 
-type listOutput[T any] struct{ Body listOf[T] }
+type listOutput[T any] struct{ Body ListOf[T] }
 
 type bodyOutput[T any] struct{ Body T }
 

@@ -37,7 +37,7 @@ type auditView struct {
 }
 
 type auditInput struct {
-	pageInput
+	PageInput
 	Actor    string `query:"actor" doc:"The principal's id"`
 	Action   string `query:"action"`
 	Resource string `query:"resource"`

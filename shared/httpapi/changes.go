@@ -68,7 +68,7 @@ func (a *API) createChange(ctx context.Context, rq *request, in *struct {
 }
 
 func (a *API) listChanges(ctx context.Context, rq *request, in *struct {
-	pageInput
+	PageInput
 	Target  string `query:"target" doc:"An id"`
 	Cluster string `query:"cluster" doc:"Id or name"`
 	Order   string `query:"order" enum:"asc,desc" default:"desc"`
@@ -78,7 +78,7 @@ func (a *API) listChanges(ctx context.Context, rq *request, in *struct {
 		return nil, err
 	}
 	key := listKey("changes", in.Target, cluster, in.Order)
-	items, next, err := page(key, in.pageInput, in.Order != "asc",
+	items, next, err := page(key, in.PageInput, in.Order != "asc",
 		func(sp record.Span) ([]record.ManualChange, bool, error) { return a.cfg.Store.ManualChanges(ctx, sp) },
 		func(c record.ManualChange) string { return record.TimeSort(c.At, c.ID) },
 		func(c record.ManualChange) bool {
@@ -97,7 +97,7 @@ func (a *API) listChanges(ctx context.Context, rq *request, in *struct {
 // page reads one page of a list that is walked by sort key: what matches, and
 // the cursor behind it. It looks at maxScan items at most; a page may be short
 // and still have a cursor.
-func page[T any](key string, in pageInput, reverse bool, read func(record.Span) ([]T, bool, error), sort func(T) string, matches func(T) bool) ([]T, string, error) {
+func page[T any](key string, in PageInput, reverse bool, read func(record.Span) ([]T, bool, error), sort func(T) string, matches func(T) bool) ([]T, string, error) {
 	place, err := decodeCursor(key, in.Cursor)
 	if err != nil {
 		return nil, "", err

@@ -29,8 +29,8 @@ func (a *API) clusterRoutes() {
 		access{action: auth.ManageClusters}, a.rotateCluster)
 }
 
-// clusterView is a cluster.
-type clusterView struct {
+// ClusterView is a cluster.
+type ClusterView struct {
 	ID           string          `json:"id"`
 	Name         string          `json:"name"`
 	Queue        string          `json:"queue"`
@@ -50,13 +50,13 @@ type clusterLinks struct {
 
 // newClusterView is a cluster with a fresh agents' token.
 type newClusterView struct {
-	clusterView
+	ClusterView
 	Token   string `json:"token" doc:"The agents' bearer token; it is never shown again"`
 	TokenID string `json:"token_id"`
 }
 
-func (a *API) viewCluster(ctx context.Context, c fleet.Cluster) (clusterView, error) {
-	v := clusterView{ID: c.ID, Name: c.Name, Queue: c.Queue, CreatedAt: c.CreatedAt, CreatedBy: c.CreatedBy, Deleting: c.Deleting,
+func (a *API) viewCluster(ctx context.Context, c fleet.Cluster) (ClusterView, error) {
+	v := ClusterView{ID: c.ID, Name: c.Name, Queue: c.Queue, CreatedAt: c.CreatedAt, CreatedBy: c.CreatedBy, Deleting: c.Deleting,
 		Links: clusterLinks{Nodes: "/v1/nodes?cluster=" + c.ID, Operations: operationsPath + "?cluster=" + c.ID, Events: "/v1/events?cluster=" + c.ID}}
 	agents, err := a.cfg.Store.Agents(ctx, c.ID)
 	for _, g := range agents {
@@ -82,13 +82,13 @@ func (a *API) createCluster(ctx context.Context, rq *request, in *struct {
 		return nil, err
 	}
 	return &createdOutput[newClusterView]{Status: http.StatusCreated, Location: clustersPath + "/" + v.ID,
-		Body: newClusterView{clusterView: v, Token: made.Secret, TokenID: made.Token.ID}}, nil
+		Body: newClusterView{ClusterView: v, Token: made.Secret, TokenID: made.Token.ID}}, nil
 }
 
 func (a *API) listClusters(ctx context.Context, rq *request, in *struct {
-	pageInput
+	PageInput
 	Name string `query:"name"`
-}) (*listOutput[clusterView], error) {
+}) (*listOutput[ClusterView], error) {
 	key := listKey("clusters", in.Name)
 	place, err := decodeCursor(key, in.Cursor)
 	if err != nil {
@@ -98,7 +98,7 @@ func (a *API) listClusters(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
-	items, next := []clusterView{}, ""
+	items, next := []ClusterView{}, ""
 	for _, c := range all {
 		sort := c.Name + "#" + c.ID
 		if sort <= place || !rq.sees(c.ID) || in.Name != "" && c.Name != in.Name {
@@ -115,20 +115,20 @@ func (a *API) listClusters(ctx context.Context, rq *request, in *struct {
 		}
 		items = append(items, v)
 	}
-	return &listOutput[clusterView]{Body: newList(items, next)}, nil
+	return &listOutput[ClusterView]{Body: newList(items, next)}, nil
 }
 
 type clusterPath struct {
 	ID string `path:"id" maxLength:"64" doc:"Id or name"`
 }
 
-func (a *API) getCluster(ctx context.Context, rq *request, in *clusterPath) (*bodyOutput[clusterView], error) {
+func (a *API) getCluster(ctx context.Context, rq *request, in *clusterPath) (*bodyOutput[ClusterView], error) {
 	c, err := a.cfg.Registry.Find(ctx, rq.call(), in.ID)
 	if err != nil {
 		return nil, err
 	}
 	v, err := a.viewCluster(ctx, c)
-	return &bodyOutput[clusterView]{Body: v}, err
+	return &bodyOutput[ClusterView]{Body: v}, err
 }
 
 func (a *API) deleteCluster(ctx context.Context, rq *request, in *clusterPath) (*struct{}, error) {
@@ -141,5 +141,5 @@ func (a *API) rotateCluster(ctx context.Context, rq *request, in *clusterPath) (
 		return nil, err
 	}
 	v, err := a.viewCluster(ctx, made.Cluster)
-	return &bodyOutput[newClusterView]{Body: newClusterView{clusterView: v, Token: made.Secret, TokenID: made.Token.ID}}, err
+	return &bodyOutput[newClusterView]{Body: newClusterView{ClusterView: v, Token: made.Secret, TokenID: made.Token.ID}}, err
 }

@@ -20,8 +20,9 @@ const (
 	cursorSum      = 8 // bytes of checksum
 )
 
-// pageInput is the part of a list's parameters that says which page.
-type pageInput struct {
+// PageInput is exported for huma, which reads embedded fields only then: the
+// part of a list's parameters that says which page.
+type PageInput struct {
 	Limit  int    `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"Items a page"`
 	Cursor string `query:"cursor" doc:"next_cursor of the page before, with the same other parameters"`
 }

@@ -42,7 +42,7 @@ func viewDeadLetter(d record.DeadLetter) deadLetterView {
 }
 
 func (a *API) listDeadLetters(ctx context.Context, rq *request, in *struct {
-	pageInput
+	PageInput
 	Cluster  string `query:"cluster" doc:"Id or name"`
 	Redriven string `query:"redriven" enum:"true,false"`
 	Order    string `query:"order" enum:"asc,desc" default:"desc"`
@@ -52,7 +52,7 @@ func (a *API) listDeadLetters(ctx context.Context, rq *request, in *struct {
 		return nil, err
 	}
 	redriven := parseBool(in.Redriven)
-	found, next, err := page(listKey("dead letters", cluster, in.Redriven, in.Order), in.pageInput, in.Order != "asc",
+	found, next, err := page(listKey("dead letters", cluster, in.Redriven, in.Order), in.PageInput, in.Order != "asc",
 		func(sp record.Span) ([]record.DeadLetter, bool, error) { return a.cfg.Store.DeadLetters(ctx, sp) },
 		func(d record.DeadLetter) string { return record.TimeSort(d.At, d.ID) },
 		func(d record.DeadLetter) bool {

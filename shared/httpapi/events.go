@@ -53,7 +53,7 @@ type eventView struct {
 }
 
 type eventsInput struct {
-	pageInput
+	PageInput
 	Type    []string `query:"type,explode" doc:"Exact, or a family such as operation.*; repeatable, or separated by commas"`
 	Subject string   `query:"subject" doc:"An id, kind:name, or an operation's id"`
 	Cluster string   `query:"cluster" doc:"Id or name"`

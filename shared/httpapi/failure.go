@@ -153,7 +153,7 @@ type problemView struct {
 	Detail        string             `json:"detail,omitempty" doc:"What happened this time"`
 	Instance      string             `json:"instance,omitempty" doc:"Path of the request"`
 	ErrorCode     string             `json:"error_code" doc:"Stable code to branch on"`
-	NextAction    nextActionView     `json:"next_action"`
+	NextAction    problemActionView     `json:"next_action"`
 	Retryable     bool               `json:"retryable" doc:"The same request may succeed later"`
 	OperationID   string             `json:"operation_id,omitempty"`
 	StepID        string             `json:"step_id,omitempty"`
@@ -162,7 +162,7 @@ type problemView struct {
 	Errors        []problemFieldView `json:"errors,omitempty"`
 }
 
-type nextActionView struct {
+type problemActionView struct {
 	Code string `json:"code" doc:"correct_input, restore_dependency, recover_agent, retry, cancel, escalate"`
 	Text string `json:"text"`
 }

@@ -30,7 +30,7 @@ func (a *API) historyRoutes() {
 
 // ofOperation names one operation and a page.
 type ofOperation struct {
-	pageInput
+	PageInput
 	ID string `path:"id"`
 }
 

@@ -20,56 +20,56 @@ import (
 func (a *API) inventoryRoutes() {
 	inventory(a, "nodes", operation.KindNode, id.Node, viewNode, (*nodesInput).part)
 	inventory(a, "devices", operation.KindDevice, id.Device, viewDevice, (*devicesInput).part)
-	inventory(a, "deployments", operation.KindDeployment, id.Deployment, viewDeployment, (*objectsInput).part)
-	inventory(a, "components", operation.KindComponent, id.Component, viewComponent, (*objectsInput).part)
+	inventory(a, "deployments", operation.KindDeployment, id.Deployment, viewDeployment, (*ObjectsInput).part)
+	inventory(a, "components", operation.KindComponent, id.Component, viewComponent, (*ObjectsInput).part)
 }
 
-// objectsInput are the parameters that every list of the inventory takes.
-type objectsInput struct {
-	pageInput
+// ObjectsInput are the parameters that every list of the inventory takes.
+type ObjectsInput struct {
+	PageInput
 	Cluster string `query:"cluster" doc:"Id or name"`
 	Name    string `query:"name" doc:"The whole name"`
 }
 
 // objectsPart is what a kind's own parameters come down to.
 type objectsPart struct {
-	objectsInput
+	ObjectsInput
 	key     string
 	matches func(fleet.Object) bool
 }
 
-func (in *objectsInput) part() objectsPart {
-	return objectsPart{objectsInput: *in, matches: func(fleet.Object) bool { return true }}
+func (in *ObjectsInput) part() objectsPart {
+	return objectsPart{ObjectsInput: *in, matches: func(fleet.Object) bool { return true }}
 }
 
 type nodesInput struct {
-	objectsInput
+	ObjectsInput
 	Schedulable string `query:"schedulable" enum:"true,false"`
 	Ready       string `query:"ready" enum:"true,false"`
 }
 
 func (in *nodesInput) part() objectsPart {
 	schedulable, ready := parseBool(in.Schedulable), parseBool(in.Ready)
-	return objectsPart{objectsInput: in.objectsInput, key: in.Schedulable + " " + in.Ready, matches: func(o fleet.Object) bool {
+	return objectsPart{ObjectsInput: in.ObjectsInput, key: in.Schedulable + " " + in.Ready, matches: func(o fleet.Object) bool {
 		return o.Node != nil && (schedulable == nil || *schedulable == o.Node.Schedulable) && (ready == nil || *ready == o.Node.Ready)
 	}}
 }
 
 type devicesInput struct {
-	objectsInput
+	ObjectsInput
 	Node   string `query:"node" doc:"The node's id or name"`
 	Health string `query:"health" enum:"ok,degraded,unusable"`
 }
 
 func (in *devicesInput) part() objectsPart {
-	return objectsPart{objectsInput: in.objectsInput, key: in.Node + " " + in.Health, matches: func(o fleet.Object) bool {
+	return objectsPart{ObjectsInput: in.ObjectsInput, key: in.Node + " " + in.Health, matches: func(o fleet.Object) bool {
 		return o.Device != nil && (in.Health == "" || o.Device.Health == in.Health) &&
 			(in.Node == "" || o.Device.NodeName == in.Node || fleet.NodeID(o.Cluster, o.Device.NodeUID) == in.Node)
 	}}
 }
 
-// objectView is what all kinds have in common.
-type objectView struct {
+// ObjectView is what all kinds have in common.
+type ObjectView struct {
 	ID              string      `json:"id"`
 	Name            string      `json:"name"`
 	UID             string      `json:"uid" doc:"Its own identity in its cluster"`
@@ -87,8 +87,8 @@ type objectLinks struct {
 	Events  string `json:"events"`
 }
 
-func viewObject(o *fleet.Object, l operation.LockState) objectView {
-	v := objectView{ID: o.ID, Name: o.Name, UID: o.UID, Cluster: o.Cluster, UnsettledBy: orEmpty(l.Unsettled), Revision: o.Revision,
+func viewObject(o *fleet.Object, l operation.LockState) ObjectView {
+	v := ObjectView{ID: o.ID, Name: o.Name, UID: o.UID, Cluster: o.Cluster, UnsettledBy: orEmpty(l.Unsettled), Revision: o.Revision,
 		FirstSeen: o.FirstSeen, ObservedAt: o.ObservedAt, Links: objectLinks{History: operationsPath + "?resource=" + o.ID, Events: "/v1/events?subject=" + o.ID}}
 	for _, h := range l.Holders {
 		if v.ActiveOperation == nil || h.Mode == operation.Exclusive {
@@ -167,7 +167,7 @@ func (a *API) listObjects(ctx context.Context, rq *request, kind string, in obje
 			return slices.DeleteFunc(objects, func(o fleet.Object) bool { return record.ObjectSort(&o) <= sp.After }), false, err
 		}
 	}
-	return page(key, in.pageInput, false, read, func(o fleet.Object) string { return record.ObjectSort(&o) },
+	return page(key, in.PageInput, false, read, func(o fleet.Object) string { return record.ObjectSort(&o) },
 		func(o fleet.Object) bool {
 			return rq.sees(o.Cluster) && (cluster == "" || o.Cluster == cluster) && in.matches(o)
 		})

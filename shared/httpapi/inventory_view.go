@@ -8,7 +8,7 @@ import (
 
 // nodeView is a node as its cluster reported it.
 type nodeView struct {
-	objectView
+	ObjectView
 	Schedulable bool               `json:"schedulable"`
 	Ready       bool               `json:"ready"`
 	Cordon      *protocol.Cordon   `json:"cordon" doc:"Who closed it to new pods"`
@@ -19,7 +19,7 @@ type nodeView struct {
 }
 
 func viewNode(o *fleet.Object, l operation.LockState) nodeView {
-	v := nodeView{objectView: viewObject(o, l), Labels: map[string]string{}, Blockers: []protocol.Blocker{}}
+	v := nodeView{ObjectView: viewObject(o, l), Labels: map[string]string{}, Blockers: []protocol.Blocker{}}
 	if n := o.Node; n != nil {
 		v.Schedulable, v.Ready, v.Cordon, v.GPUs, v.Pods, v.Blockers = n.Schedulable, n.Ready, n.Cordon, n.GPUs, n.Pods, orEmpty(n.Blockers)
 		if n.Labels != nil {
@@ -31,7 +31,7 @@ func viewNode(o *fleet.Object, l operation.LockState) nodeView {
 
 // deviceView is a GPU as its cluster reported it.
 type deviceView struct {
-	objectView
+	ObjectView
 	NodeID   string   `json:"node_id"`
 	NodeName string   `json:"node_name"`
 	Index    int      `json:"index"`
@@ -43,7 +43,7 @@ type deviceView struct {
 }
 
 func viewDevice(o *fleet.Object, l operation.LockState) deviceView {
-	v := deviceView{objectView: viewObject(o, l), Aliases: []string{}}
+	v := deviceView{ObjectView: viewObject(o, l), Aliases: []string{}}
 	if d := o.Device; d != nil {
 		v.NodeID, v.NodeName, v.Index, v.Product = fleet.NodeID(o.Cluster, d.NodeUID), d.NodeName, d.Index, d.Product
 		v.Health, v.Detail, v.Holders, v.Aliases = d.Health, orNull(d.Detail), d.Holders, orEmpty(d.Aliases)
@@ -53,7 +53,7 @@ func viewDevice(o *fleet.Object, l operation.LockState) deviceView {
 
 // deploymentView is a deployment as its cluster reported it.
 type deploymentView struct {
-	objectView
+	ObjectView
 	Kind      string  `json:"kind"`
 	Desired   int     `json:"desired"`
 	Ready     int     `json:"ready"`
@@ -63,7 +63,7 @@ type deploymentView struct {
 }
 
 func viewDeployment(o *fleet.Object, l operation.LockState) deploymentView {
-	v := deploymentView{objectView: viewObject(o, l)}
+	v := deploymentView{ObjectView: viewObject(o, l)}
 	if d := o.Deployment; d != nil {
 		v.Kind, v.Desired, v.Ready, v.Updated, v.Image, v.Available = d.Kind, d.Desired, d.Ready, d.Updated, orNull(d.Image), d.Available
 	}
@@ -72,13 +72,13 @@ func viewDeployment(o *fleet.Object, l operation.LockState) deploymentView {
 
 // componentView is an installed component as its cluster reported it.
 type componentView struct {
-	objectView
+	ObjectView
 	Version string `json:"version"`
 	Healthy bool   `json:"healthy"`
 }
 
 func viewComponent(o *fleet.Object, l operation.LockState) componentView {
-	v := componentView{objectView: viewObject(o, l)}
+	v := componentView{ObjectView: viewObject(o, l)}
 	if c := o.Component; c != nil {
 		v.Version, v.Healthy = c.Version, c.Healthy
 	}

@@ -22,7 +22,7 @@ import (
 const maxScan = 2000
 
 type operationsInput struct {
-	pageInput
+	PageInput
 	Phase         []string `query:"phase,explode" doc:"Repeatable, or separated by commas"`
 	Type          []string `query:"type,explode" doc:"Repeatable, or separated by commas"`
 	Active        string   `query:"active" enum:"true,false" doc:"true: what has not ended"`
@@ -40,7 +40,7 @@ type operationsInput struct {
 }
 
 type operationListView struct {
-	listOf[operationView]
+	ListOf[operationView]
 	HistoryBeginsAt *time.Time `json:"history_begins_at" doc:"Operations that ended before were removed; null: none were"`
 }
 
@@ -84,7 +84,7 @@ func (a *API) listOperations(ctx context.Context, rq *request, in *operationsInp
 	if next != "" {
 		next = encodeCursor(key, next)
 	}
-	return &bodyOutput[operationListView]{Body: operationListView{listOf: newList(items, next), HistoryBeginsAt: a.historyBegins(ctx)}}, nil
+	return &bodyOutput[operationListView]{Body: operationListView{ListOf: newList(items, next), HistoryBeginsAt: a.historyBegins(ctx)}}, nil
 }
 
 // words splits a parameter that may be given more than once and holds commas.

@@ -28,8 +28,8 @@ func (a *API) tokenRoutes() {
 	register(a, huma.Operation{Method: http.MethodDelete, Path: tokensPath + "/{id}", Summary: "Revoke token", Tags: tags}, ac, a.revokeToken)
 }
 
-// tokenView is a token without its secret.
-type tokenView struct {
+// TokenView is a token without its secret.
+type TokenView struct {
 	ID         string     `json:"id"`
 	Name       string     `json:"name"`
 	Role       string     `json:"role" enum:"viewer,operator,admin,agent"`
@@ -46,7 +46,7 @@ type tokenView struct {
 
 // newTokenView is a token with its secret.
 type newTokenView struct {
-	tokenView
+	TokenView
 	Token string `json:"token" doc:"The bearer token; it is never shown again"`
 }
 
@@ -57,8 +57,8 @@ func orNever(t time.Time) *time.Time {
 	return &t
 }
 
-func (a *API) viewToken(t auth.Token) tokenView {
-	return tokenView{ID: t.ID, Name: t.Name, Role: string(t.Role), Clusters: orEmpty(t.Clusters), Force: t.Force, CreatedAt: t.CreatedAt,
+func (a *API) viewToken(t auth.Token) TokenView {
+	return TokenView{ID: t.ID, Name: t.Name, Role: string(t.Role), Clusters: orEmpty(t.Clusters), Force: t.Force, CreatedAt: t.CreatedAt,
 		CreatedBy: orNull(t.CreatedBy), ExpiresAt: orNever(t.ExpiresAt), RevokedAt: orNever(t.RevokedAt), RevokedBy: orNull(t.RevokedBy),
 		LastUsedAt: orNever(t.LastUsedAt), Active: t.Ended(a.now()) == ""}
 }
@@ -85,10 +85,10 @@ func (a *API) createToken(ctx context.Context, rq *request, in *struct{ Body tok
 		return nil, err
 	}
 	return &createdOutput[newTokenView]{Status: http.StatusCreated, Location: tokensPath + "/" + t.ID,
-		Body: newTokenView{tokenView: a.viewToken(t), Token: secret}}, nil
+		Body: newTokenView{TokenView: a.viewToken(t), Token: secret}}, nil
 }
 
-func (a *API) listTokens(ctx context.Context, _ *request, in *struct{ pageInput }) (*listOutput[tokenView], error) {
+func (a *API) listTokens(ctx context.Context, _ *request, in *struct{ PageInput }) (*listOutput[TokenView], error) {
 	key := listKey("tokens")
 	place, err := decodeCursor(key, in.Cursor)
 	if err != nil {
@@ -101,26 +101,26 @@ func (a *API) listTokens(ctx context.Context, _ *request, in *struct{ pageInput 
 	if err != nil {
 		return nil, err
 	}
-	items := make([]tokenView, len(tokens))
+	items := make([]TokenView, len(tokens))
 	for i, t := range tokens {
 		items[i] = a.viewToken(t)
 	}
 	if next != "" {
 		next = encodeCursor(key, next)
 	}
-	return &listOutput[tokenView]{Body: newList(items, next)}, nil
+	return &listOutput[TokenView]{Body: newList(items, next)}, nil
 }
 
 type tokenPath struct {
 	ID string `path:"id"`
 }
 
-func (a *API) getToken(ctx context.Context, _ *request, in *tokenPath) (*bodyOutput[tokenView], error) {
+func (a *API) getToken(ctx context.Context, _ *request, in *tokenPath) (*bodyOutput[TokenView], error) {
 	t, err := a.cfg.Auth.Tokens.Get(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	return &bodyOutput[tokenView]{Body: a.viewToken(t)}, nil
+	return &bodyOutput[TokenView]{Body: a.viewToken(t)}, nil
 }
 
 func (a *API) revokeToken(ctx context.Context, rq *request, in *tokenPath) (*struct{}, error) {
