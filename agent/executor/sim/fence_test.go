@@ -40,7 +40,7 @@ func TestPausedHolder(t *testing.T) {
 		{"node.cordon", "node:plain", "cordon", `{}`, DidCordon},
 		{"node.uncordon", "node:cordoned-before", "uncordon", `{"take_over":true}`, DidUncordon},
 		{"node.drain", "node:plain", "evict", `{}`, DidEvict},
-		{"device.reset", "device:gpu-answers/0000:30:00.0", "reset", `{}`, DidReset},
+		{"device.reset", "device:gpus/0000:18:00.0", "reset", `{}`, DidReset},
 		{"deployment.roll", "deployment:zoo/fine", "restart", `{}`, DidRestart},
 		{"component.upgrade", "cluster:zoo", "upgrade", `{"component":"operator","version":"v1.2.3"}`, DidUpgrade},
 	}
@@ -48,55 +48,56 @@ func TestPausedHolder(t *testing.T) {
 		for _, at := range []string{BeforeFence, AfterFence} {
 			for _, tc := range types {
 				t.Run(strings.Join([]string{tc.typ, at, fence}, "/"), func(t *testing.T) {
-					t.Parallel()
-					dir := t.TempDir()
-					first, reached, release := paused(t, dir, at)
-					second := open(t, "zoo", dir)
-					j := newJob("op_paused", tc.typ, tc.target, "", tc.payload)
-					var over atomic.Bool
-					switch fence {
-					case "none":
-						j.fence = endless
-					case "over":
-						j.fence = func(ctx context.Context) (context.Context, context.CancelFunc, error) {
-							if over.Load() {
-								return ctx, func() {}, executor.ErrFenced
+					bubble(t, func(t *testing.T) {
+						dir := t.TempDir()
+						first, reached, release := paused(t, dir, at)
+						second := open(t, "zoo", dir)
+						j := newJob("op_paused", tc.typ, tc.target, "", tc.payload)
+						var over atomic.Bool
+						switch fence {
+						case "none":
+							j.fence = endless
+						case "over":
+							j.fence = func(ctx context.Context) (context.Context, context.CancelFunc, error) {
+								if over.Load() {
+									return ctx, func() {}, executor.ErrFenced
+								}
+								return ctx, func() {}, nil
 							}
-							return ctx, func() {}, nil
+						case "late":
+							j.fence = func(ctx context.Context) (context.Context, context.CancelFunc, error) {
+								c, cancel := context.WithTimeout(ctx, time.Millisecond)
+								return c, cancel, nil
+							}
 						}
-					case "late":
-						j.fence = func(ctx context.Context) (context.Context, context.CancelFunc, error) {
-							c, cancel := context.WithTimeout(ctx, time.Millisecond)
-							return c, cancel, nil
+						heir := j.generation(2)
+						heir.fence = endless
+						if tc.step == "evict" { // the paused one is not about the cordon
+							c := newJob("op_paused", tc.typ, tc.target, "", tc.payload)
+							if o := second.Execute(t.Context(), c.task("cordon")); o.Class != operation.OutcomeDone {
+								t.Fatal(o)
+							}
 						}
-					}
-					heir := j.generation(2)
-					heir.fence = endless
-					if tc.step == "evict" { // the paused one is not about the cordon
-						c := newJob("op_paused", tc.typ, tc.target, "", tc.payload)
-						if o := second.Execute(t.Context(), c.task("cordon")); o.Class != operation.OutcomeDone {
-							t.Fatal(o)
+						result := make(chan executor.Outcome)
+						go func() { result <- first.Execute(t.Context(), j.task(tc.step)) }()
+						<-reached
+						if step, o := second.takeOver(t.Context(), heir); step != "" {
+							t.Fatalf("the heir ended at %s with %+v", step, o)
 						}
-					}
-					result := make(chan executor.Outcome)
-					go func() { result <- first.Execute(t.Context(), j.task(tc.step)) }()
-					<-reached
-					if step, o := second.takeOver(t.Context(), heir); step != "" {
-						t.Fatalf("the heir ended at %s with %+v", step, o)
-					}
-					over.Store(true)
-					time.Sleep(2 * time.Millisecond) // a late call's time has run out
-					close(release)
-					o := <-result
-					for _, e := range second.effects(t) { // and nothing happened twice
-						if e.Accepted && e.Generation == 1 && e.What == tc.what {
-							t.Errorf("the paused holder's effect was accepted: %+v", e)
+						over.Store(true)
+						time.Sleep(2 * time.Millisecond) // a late call's time has run out
+						close(release)
+						o := <-result
+						for _, e := range second.effects(t) { // and nothing happened twice
+							if e.Accepted && e.Generation == 1 && e.What == tc.what {
+								t.Errorf("the paused holder's effect was accepted: %+v", e)
+							}
 						}
-					}
-					fenced := at == BeforeFence && fence == "over" || at == AfterFence && fence == "late"
-					if fenced && o.ErrorCode != "fenced" && o.ErrorCode != "interrupted" {
-						t.Errorf("the paused holder ended with %+v", o)
-					}
+						fenced := at == BeforeFence && fence == "over" || at == AfterFence && fence == "late"
+						if fenced && o.ErrorCode != "fenced" && o.ErrorCode != "interrupted" {
+							t.Errorf("the paused holder ended with %+v", o)
+						}
+					})
 				})
 			}
 		}
@@ -105,47 +106,48 @@ func TestPausedHolder(t *testing.T) {
 
 // TestOlderGenerationIsRefused: the annotation on the node, the mark on the host.
 func TestOlderGenerationIsRefused(t *testing.T) {
-	t.Parallel()
-	r := open(t, "zoo", t.TempDir())
-	two := newJob("op_g", "node.cordon", "node:plain", "", `{}`)
-	two.Generation, two.fence = 2, endless
-	if o := r.Execute(t.Context(), two.task("cordon")); o.Class != operation.OutcomeDone {
-		t.Fatal(o)
-	}
-	if err := r.Mutate(func(w *World) { // a person lifts it: the cordon is wanted again
-		for _, n := range w.Nodes {
-			if n.Name == "plain" {
-				n.Schedulable, n.Cordon = true, nil
-				n.Mark.Run = 2
-			}
+	bubble(t, func(t *testing.T) {
+		r := open(t, "zoo", t.TempDir())
+		two := newJob("op_g", "node.cordon", "node:plain", "", `{}`)
+		two.Generation, two.fence = 2, endless
+		if o := r.Execute(t.Context(), two.task("cordon")); o.Class != operation.OutcomeDone {
+			t.Fatal(o)
 		}
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if o := r.Execute(t.Context(), two.generation(1).task("cordon")); o.ErrorCode != "fenced" {
-		t.Fatalf("generation 1 after 2: %+v", o)
-	}
-	effects := r.effects(t)
-	last := effects[len(effects)-1]
-	if last.Accepted || last.Category != "refused" || !strings.Contains(last.Why, "generation 2 of op_g is newer") {
-		t.Fatalf("recorded as %+v", last)
-	}
+		if err := r.Mutate(func(w *World) { // a person lifts it: the cordon is wanted again
+			for _, n := range w.Nodes {
+				if n.Name == "plain" {
+					n.Schedulable, n.Cordon = true, nil
+					n.Mark.Run = 2
+				}
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if o := r.Execute(t.Context(), two.generation(1).task("cordon")); o.ErrorCode != "fenced" {
+			t.Fatalf("generation 1 after 2: %+v", o)
+		}
+		effects := r.effects(t)
+		last := effects[len(effects)-1]
+		if last.Accepted || last.Category != "refused" || !strings.Contains(last.Why, "generation 2 of op_g is newer") {
+			t.Fatalf("recorded as %+v", last)
+		}
 
-	d := r.gpu(t, "gpus", 0)
-	reset := newJob("op_r", "device.reset", "device:"+d.UID, d.UID, `{}`)
-	reset.Generation = 2
-	if step, o := r.run(t.Context(), reset); step != "" {
-		t.Fatal(step, o)
-	}
-	if o := r.Execute(t.Context(), reset.generation(1).task("reset")); o.ErrorCode != "fenced" {
-		t.Fatalf("generation 1 of the reset after 2: %+v", o)
-	}
-	if o := r.Execute(t.Context(), reset.generation(3).task("reset")); o.Class != operation.OutcomeDone {
-		t.Fatalf("generation 3 of the reset finds it done: %+v", o)
-	}
-	if n := accepted(r.effects(t), DidReset); n != 1 {
-		t.Fatalf("%d resets", n)
-	}
+		d := r.gpu(t, "gpus", 0)
+		reset := newJob("op_r", "device.reset", "device:"+d.UID, d.UID, `{}`)
+		reset.Generation = 2
+		if step, o := r.run(t.Context(), reset); step != "" {
+			t.Fatal(step, o)
+		}
+		if o := r.Execute(t.Context(), reset.generation(1).task("reset")); o.ErrorCode != "fenced" {
+			t.Fatalf("generation 1 of the reset after 2: %+v", o)
+		}
+		if o := r.Execute(t.Context(), reset.generation(3).task("reset")); o.Class != operation.OutcomeDone {
+			t.Fatalf("generation 3 of the reset finds it done: %+v", o)
+		}
+		if n := accepted(r.effects(t), DidReset); n != 1 {
+			t.Fatalf("%d resets", n)
+		}
+	})
 }
 
 func TestEvictionIsHarmlessWhenRepeated(t *testing.T) {

@@ -178,6 +178,11 @@ func same(t *testing.T, r *rig) {
 	s := r.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	unlock, err := s.acquire()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
 	c := &store{dir: s.dir, now: s.now, log: s.log}
 	if _, err := c.load(nil); err != nil {
 		t.Fatal(err)
@@ -232,14 +237,15 @@ func TestTwoAtOnce(t *testing.T) {
 }
 
 func TestExclusiveHasOneHolder(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	r := open(t, "bench", dir)
-	if _, err := Open(Options{Scenario: "bench", StateDir: dir}); err == nil || !strings.Contains(err.Error(), "exclusive") {
-		t.Fatalf("a second holder got %v", err)
-	}
-	r.Close()
-	open(t, "bench", dir)
+	bubble(t, func(t *testing.T) {
+		dir := t.TempDir()
+		r := open(t, "bench", dir)
+		if _, err := Open(Options{Scenario: "bench", StateDir: dir}); err == nil || !strings.Contains(err.Error(), "exclusive") {
+			t.Fatalf("a second holder got %v", err)
+		}
+		r.Close()
+		open(t, "bench", dir)
+	})
 }
 
 // TestTornLine: a writer that died inside its write was never answered.
@@ -273,89 +279,90 @@ func TestTornLine(t *testing.T) {
 // TestWatch: a watcher hears of what its own and another process change, once,
 // and a fresh world's nodes join once.
 func TestWatch(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	a := open(t, "zoo", dir)
-	b := open(t, "zoo", dir)
-	type seen struct {
-		mu sync.Mutex
-		n  map[string]int
-	}
-	watch := func(r *rig, d time.Duration) *seen {
-		s := &seen{n: map[string]int{}}
-		ctx, cancel := context.WithTimeout(t.Context(), d)
-		t.Cleanup(cancel)
-		go func() {
-			_ = r.Watch(ctx, func(d executor.Delta) {
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				for _, e := range d.Events {
-					s.n[e.Type+" "+e.Subject.Name]++
-				}
-				for _, n := range d.Objects.Nodes {
-					s.n["node "+n.Name]++
-				}
-				for _, g := range d.Gone {
-					s.n["gone "+strings.Split(g, "/")[0]]++
-				}
-			})
-		}()
-		return s
-	}
-	sa, sb := watch(a, 10*time.Second), watch(b, 10*time.Second)
-	if step, o := b.run(t.Context(), newJob("op_w", "node.cordon", "node:plain", "", `{}`)); step != "" {
-		t.Fatal(o)
-	}
-	d := a.gpu(t, "gpus", 0)
-	if err := a.Mutate(func(w *World) {
-		w.Devices[d.UID].Health = HealthDegraded
-		for u, n := range w.Nodes {
-			switch n.Name {
-			case "spare-1":
-				delete(w.Nodes, u)
-			case "vm":
-				n.Ready = false
-			}
+	bubble(t, func(t *testing.T) {
+		dir := t.TempDir()
+		a := open(t, "zoo", dir)
+		b := open(t, "zoo", dir)
+		type seen struct {
+			mu sync.Mutex
+			n  map[string]int
 		}
-		for _, dep := range w.Deployments {
-			if dep.Name == "fine" {
-				dep.OOMs++
-				dep.Crashes++
-			}
-		}
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if step, o := a.run(t.Context(), newJob("op_u", "component.upgrade", "cluster:zoo", "", `{"component":"operator","version":"v1.2.3"}`)); step != "" {
-		t.Fatal(o)
-	}
-	want := []string{"node.cordoned plain", "device.degraded " + d.UID, "node.left spare-1", "node.not_ready vm", "deployment.oom zoo/fine",
-		"deployment.crash_loop zoo/fine", "component.version_changed operator", "node plain", "gone node"}
-	end := time.Now().Add(5 * time.Second)
-	for name, s := range map[string]*seen{"a": sa, "b": sb} {
-		for _, w := range want {
-			for {
-				s.mu.Lock()
-				n := s.n[w]
-				s.mu.Unlock()
-				if n > 0 || time.Now().After(end) {
-					if n == 0 || (strings.Contains(w, ".") && n > 1) {
-						t.Errorf("watcher %s saw %q %d times", name, w, n)
+		watch := func(r *rig, d time.Duration) *seen {
+			s := &seen{n: map[string]int{}}
+			ctx, cancel := context.WithTimeout(t.Context(), d)
+			t.Cleanup(cancel)
+			go func() {
+				_ = r.Watch(ctx, func(d executor.Delta) {
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					for _, e := range d.Events {
+						s.n[e.Type+" "+e.Subject.Name]++
 					}
-					break
+					for _, n := range d.Objects.Nodes {
+						s.n["node "+n.Name]++
+					}
+					for _, g := range d.Gone {
+						s.n["gone "+strings.Split(g, "/")[0]]++
+					}
+				})
+			}()
+			return s
+		}
+		sa, sb := watch(a, 10*time.Second), watch(b, 10*time.Second)
+		if step, o := b.run(t.Context(), newJob("op_w", "node.cordon", "node:plain", "", `{}`)); step != "" {
+			t.Fatal(o)
+		}
+		d := a.gpu(t, "gpus", 0)
+		if err := a.Mutate(func(w *World) {
+			w.Devices[d.UID].Health = HealthDegraded
+			for u, n := range w.Nodes {
+				switch n.Name {
+				case "spare-1":
+					delete(w.Nodes, u)
+				case "vm":
+					n.Ready = false
 				}
-				time.Sleep(10 * time.Millisecond)
 			}
+			for _, dep := range w.Deployments {
+				if dep.Name == "fine" {
+					dep.OOMs++
+					dep.Crashes++
+				}
+			}
+		}); err != nil {
+			t.Fatal(err)
 		}
-		s.mu.Lock()
-		if n, wantN := s.n["node.joined plain"], map[string]int{"a": 1, "b": 0}[name]; n != wantN {
-			t.Errorf("watcher %s saw the node join %d times", name, n)
+		if step, o := a.run(t.Context(), newJob("op_u", "component.upgrade", "cluster:zoo", "", `{"component":"operator","version":"v1.2.3"}`)); step != "" {
+			t.Fatal(o)
 		}
-		s.mu.Unlock()
-	}
-	var inv protocol.Inventory
-	inv, err := a.Snapshot(t.Context())
-	if err != nil || len(inv.Nodes) == 0 || len(inv.Devices) == 0 || len(inv.Deployments) == 0 || len(inv.Components) != 3 {
-		t.Fatal(err)
-	}
+		want := []string{"node.cordoned plain", "device.degraded " + d.UID, "node.left spare-1", "node.not_ready vm", "deployment.oom zoo/fine",
+			"deployment.crash_loop zoo/fine", "component.version_changed operator", "node plain", "gone node"}
+		end := time.Now().Add(5 * time.Second)
+		for name, s := range map[string]*seen{"a": sa, "b": sb} {
+			for _, w := range want {
+				for {
+					s.mu.Lock()
+					n := s.n[w]
+					s.mu.Unlock()
+					if n > 0 || time.Now().After(end) {
+						if n == 0 || (strings.Contains(w, ".") && n > 1) {
+							t.Errorf("watcher %s saw %q %d times", name, w, n)
+						}
+						break
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			}
+			s.mu.Lock()
+			if n, wantN := s.n["node.joined plain"], map[string]int{"a": 1, "b": 0}[name]; n != wantN {
+				t.Errorf("watcher %s saw the node join %d times", name, n)
+			}
+			s.mu.Unlock()
+		}
+		var inv protocol.Inventory
+		inv, err := a.Snapshot(t.Context())
+		if err != nil || len(inv.Nodes) == 0 || len(inv.Devices) == 0 || len(inv.Deployments) == 0 || len(inv.Components) != 3 {
+			t.Fatal(err)
+		}
+	})
 }

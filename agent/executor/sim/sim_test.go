@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -15,7 +16,7 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// bench is an executor under test and what its tasks told.
+// rig is an executor under test and its folder.
 type rig struct {
 	*Executor
 	dir string
@@ -44,6 +45,13 @@ func written(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// bubble runs a test on a clock of its own, which jumps ahead when all wait.
+func bubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, f)
 }
 
 // job is an operation that a test drives step by step.

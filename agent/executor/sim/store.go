@@ -39,11 +39,11 @@ const maxFacts = 20_000
 
 var errClosed = errors.New("the simulated cluster is closed")
 
-func openStore(dir string, now func() time.Time, log *slog.Logger, genesis func() (*World, error)) (s *store, err error) {
+func openStore(dir string, now func() time.Time, log *slog.Logger, genesis func() (*World, error)) (_ *store, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create state folder: %w", err)
 	}
-	s = &store{dir: dir, now: now, log: log}
+	s := &store{dir: dir, now: now, log: log}
 	defer func() {
 		if err != nil {
 			s.closeFiles()
@@ -60,7 +60,7 @@ func openStore(dir string, now func() time.Time, log *slog.Logger, genesis func(
 	if err := flock(s.lock, syscall.LOCK_EX); err != nil {
 		return nil, err
 	}
-	defer flock(s.lock, syscall.LOCK_UN)
+	defer func() { _ = flock(s.lock, syscall.LOCK_UN) }()
 	sole, err := s.hold()
 	if err != nil {
 		return nil, err
