@@ -50,6 +50,13 @@ func (s *Service) Admit(ctx context.Context, call Call, body []byte) (Admitted, 
 			return a, err
 		}
 		a, err := s.admitOnce(ctx, call, body, fp)
+		var refused *operation.Refusal
+		if errors.As(err, &refused) && refused.ErrorCode == "operation_conflict" {
+			// The holder may be what the same key made just now.
+			if a, ok, rerr := s.replay(ctx, call, fp); rerr != nil || ok {
+				return a, rerr
+			}
+		}
 		if err == nil || !errors.Is(err, ledger.ErrConflict) || try == maxTries {
 			return a, err
 		}
