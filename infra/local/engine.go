@@ -18,7 +18,7 @@ import (
 	"github.com/opsplane/opsplane/shared/bus/inproc"
 	"github.com/opsplane/opsplane/shared/control"
 	"github.com/opsplane/opsplane/shared/fleet"
-	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/httpapi"
 	ledgersqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/planrun"
@@ -53,11 +53,11 @@ type Engine struct {
 	Tokens    *auth.Store
 	Bus       *inproc.Bus
 
-	opts    Options
-	ledger  *ledgersqlite.DB
-	queue   *queuesqlite.DB
-	handler http.Handler
-	swept   atomic.Int64 // Unix milliseconds of the sweep's last good pass
+	opts   Options
+	ledger *ledgersqlite.DB
+	queue  *queuesqlite.DB
+	api    *httpapi.API
+	swept  atomic.Int64 // Unix milliseconds of the sweep's last good pass
 }
 
 // New opens the data folder, making it on first use.
@@ -69,7 +69,7 @@ func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	e := &Engine{opts: o}
 	defer func() {
 		if err != nil {
-			e.closeFiles()
+			_ = e.closeFiles()
 		}
 	}()
 	if e.ledger, err = ledgersqlite.Open(ctx, ledgersqlite.Options{Path: LedgerPath(o.Data), Now: o.Now, Logger: o.Logger}); err != nil {
@@ -92,7 +92,7 @@ func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	if err := e.ensureQueues(ctx); err != nil {
 		return nil, err
 	}
-	if e.handler, err = e.newHandler(); err != nil {
+	if e.api, err = e.newAPI(); err != nil {
 		return nil, err
 	}
 	return e, nil
@@ -117,7 +117,7 @@ func (e *Engine) ensureQueues(ctx context.Context) error {
 }
 
 // Handler is the engine's HTTP API.
-func (e *Engine) Handler() http.Handler { return e.handler }
+func (e *Engine) Handler() http.Handler { return e.api }
 
 // Clusters lists the clusters.
 func (e *Engine) Clusters(ctx context.Context) ([]fleet.Cluster, error) { return e.Store.Clusters(ctx) }
@@ -212,7 +212,7 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 	for range planWorkers {
 		start(e.planLoop)
 	}
-	srv := e.server()
+	srv := httpapi.Server(e.api, e.opts.Addr)
 	served := make(chan error, 1)
 	go func() {
 		if e.opts.TLSCert != "" {
@@ -244,7 +244,7 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 func (e *Engine) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	return errors.Join(e.Bus.Close(ctx), e.closeFiles())
+	return errors.Join(e.api.Close(ctx), e.Bus.Close(ctx), e.closeFiles())
 }
 
 func (e *Engine) closeFiles() error {
@@ -262,5 +262,3 @@ func (e *Engine) closeFiles() error {
 func PlaneCall() admission.Call {
 	return admission.Call{Caller: admission.Caller{Actor: operation.Plane, Rule: "the engine itself"}, Method: "LOCAL", Path: "opsplane up"}
 }
-
-var _ ledger.Ledger = (*ledgersqlite.DB)(nil)

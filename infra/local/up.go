@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os/signal"
 	"sync"
 	"syscall"
-	"time"
 )
 
 // Up runs the engine in the foreground until a signal or an error ends it. With
@@ -107,9 +105,4 @@ Read its journal:
 
 Ctrl-C ends it; the data stays in %[3]s.
 `, url, show, e.opts.Data)
-}
-
-// server is the HTTP server, with bounds on what a slow client may hold.
-func (e *Engine) server() *http.Server {
-	return &http.Server{Handler: e.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10}
 }

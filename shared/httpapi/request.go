@@ -92,12 +92,12 @@ func (rq *request) sees(cluster string) bool { return rq.principal.Sees(cluster)
 
 // wait takes one of the principal's open waits.
 func (rq *request) wait() (release func(), err error) {
-	release, ok := rq.api.cfg.Limiter.AcquireWait(rq.principal.ID)
+	free, ok := rq.api.cfg.Limiter.AcquireWait(rq.principal.ID)
 	if !ok {
 		return nil, problem.New(problem.TooManyWaits, "too many of your requests are waiting already").WithRetryAfter(retryUnavailable)
 	}
 	rq.api.metrics.waits.Inc()
-	return func() { release(); rq.api.metrics.waits.Dec() }, nil
+	return func() { free(); rq.api.metrics.waits.Dec() }, nil
 }
 
 var correlationShape = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)

@@ -58,7 +58,7 @@ func (s *Sweep) dead(ctx context.Context, l queue.DeadLetter) error {
 			}
 		}
 	}
-	e, err := event.New("dead_letter.added", d.Cluster, event.Subject{Kind: "queue", ID: l.Queue, Name: l.Queue}, d.At, operation.Sweep,
+	e, err := event.New(event.TypeDeadLetter, d.Cluster, event.Subject{Kind: "queue", ID: l.Queue, Name: l.Queue}, d.At, operation.Sweep,
 		map[string]any{"dead_letter": d.ID, "reason": d.Reason, "operation": d.Operation}, d.ID)
 	if err != nil {
 		return err
