@@ -151,7 +151,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// pause waits until the world may have moved on. It returns why the step has to
+// wait waits until the world may have moved on. It returns why the step has to
 // stop instead: the end of ctx or a cancel.
 func wait(ctx context.Context, t *executor.Task, d time.Duration) (stopped string) {
 	timer := time.NewTimer(min(max(d, pollLeast), pollMost))

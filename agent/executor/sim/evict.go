@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
 )
 
 // round is one look at a node that is being drained.
@@ -258,7 +259,7 @@ func (e *Executor) waitGone(ctx context.Context, t *executor.Task) executor.Outc
 			return executor.Done(r.String())
 		}
 		if len(r.ready) > 0 || r.blocked != "" { // one came after the evictions
-			if o := e.evict(ctx, t); o.Class != "done" {
+			if o := e.evict(ctx, t); o.Class != operation.OutcomeDone {
 				return o
 			}
 			continue

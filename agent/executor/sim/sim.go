@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -171,24 +172,20 @@ type step struct {
 }
 
 // types has each operation type's steps. A type is one file and one line here.
-var types map[string]map[string]step
-
-func init() { // not a literal: the steps refer to the map through Capabilities
-	types = map[string]map[string]step{
-		"node.cordon":       cordonSteps,
-		"node.uncordon":     uncordonSteps,
-		"node.drain":        drainSteps,
-		"device.reset":      resetSteps,
-		"deployment.roll":   rollSteps,
-		"component.upgrade": upgradeSteps,
-	}
+var types = map[string]map[string]step{
+	"node.cordon":       cordonSteps,
+	"node.uncordon":     uncordonSteps,
+	"node.drain":        drainSteps,
+	"device.reset":      resetSteps,
+	"deployment.roll":   rollSteps,
+	"component.upgrade": upgradeSteps,
 }
 
 // Probe reads the truth about a step.
 func (e *Executor) Probe(ctx context.Context, t *executor.Task) executor.Finding {
 	s, found := types[t.Assignment.Type][t.Step.Name]
 	if !found {
-		return executor.Finding{Phase: "unknown", ErrorCode: "unknown_step", Detail: fmt.Sprintf("no step %s of %s is known here", t.Step.Name, t.Assignment.Type)}
+		return executor.Finding{Phase: operation.StepUnknown, ErrorCode: "unknown_step", Detail: fmt.Sprintf("no step %s of %s is known here", t.Step.Name, t.Assignment.Type)}
 	}
 	return s.probe(e, ctx, t)
 }
