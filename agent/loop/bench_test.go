@@ -109,6 +109,8 @@ func (q *memQueue) each(receipt string, f func(*memMessage)) {
 			f(m)
 		}
 	}
+	close(q.ring)
+	q.ring = make(chan struct{})
 	q.p.locked(func() {})
 }
 

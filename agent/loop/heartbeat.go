@@ -65,7 +65,7 @@ func (s *session) noReporter() {
 
 // wait returns once ok holds for the session, or with ctx's error.
 func (s *session) wait(ctx context.Context, ok func(protocol.HeartbeatAnswer, bool) bool) error {
-	for {
+	for ctx.Err() == nil {
 		s.mu.Lock()
 		answer, up, changed := s.answer, s.up, s.changed
 		s.mu.Unlock()
@@ -74,10 +74,10 @@ func (s *session) wait(ctx context.Context, ok func(protocol.HeartbeatAnswer, bo
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
 		case <-changed:
 		}
 	}
+	return ctx.Err()
 }
 
 func (s *session) waitUp(ctx context.Context) error {

@@ -185,10 +185,8 @@ func (a *Agent) run(parent context.Context) error {
 	}
 	goodbye, cancel := context.WithTimeout(context.WithoutCancel(parent), 3*time.Second)
 	defer cancel()
-	if a.session.get().AgentID != "" {
-		if err := a.heartbeat(goodbye, true); err != nil {
-			a.log.Warn("the last heartbeat was not answered", slog.Any("error", err))
-		}
+	if err := a.heartbeat(goodbye, true); err != nil {
+		a.log.Warn("the last heartbeat was not answered", slog.Any("error", err))
 	}
 	a.log.Info("agent stopped")
 	return nil

@@ -159,7 +159,7 @@ func TestRefusedReport(t *testing.T) {
 	}{{"the call", http.StatusBadRequest}} {
 		t.Run(tc.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, b *bench) {
-				b.plane.spoil(rule{path: "/v1/agent/reports", times: 2, status: tc.status})
+				b.plane.spoil(rule{path: "/v1/agent/reports", times: 1, status: tc.status})
 				b.start()
 				op := b.plane.submit("refused", time.Hour, drainPlan()...)
 				time.Sleep(5 * time.Second)
