@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/validation"
 
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -153,7 +154,7 @@ type problemView struct {
 	Detail        string             `json:"detail,omitempty" doc:"What happened this time"`
 	Instance      string             `json:"instance,omitempty" doc:"Path of the request"`
 	ErrorCode     string             `json:"error_code" doc:"Stable code to branch on"`
-	NextAction    problemActionView     `json:"next_action"`
+	NextAction    problemActionView  `json:"next_action"`
 	Retryable     bool               `json:"retryable" doc:"The same request may succeed later"`
 	OperationID   string             `json:"operation_id,omitempty"`
 	StepID        string             `json:"step_id,omitempty"`
@@ -200,7 +201,12 @@ func fromHuma(status int, msg string, errs []error) *problem.Problem {
 	p := problem.New(code, "%s", msg)
 	for _, err := range errs {
 		if d, ok := errors.AsType[*huma.ErrorDetail](err); ok {
-			p.WithField(pointerOf(d.Location), codeOf(d.Message), "%s", d.Message)
+			pointer := pointerOf(d.Location)
+			var name string
+			if _, err := fmt.Sscanf(d.Message, validation.MsgExpectedRequiredProperty, &name); err == nil {
+				pointer += problem.Pointer(name) // huma names the object that lacks it
+			}
+			p.WithField(pointer, codeOf(d.Message), "%s", d.Message)
 		}
 	}
 	if len(p.Errors) == 1 {
