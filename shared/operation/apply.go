@@ -32,6 +32,14 @@ const MaxRuns = 5
 // journal.
 const maxAttempts = 20
 
+// maxAttemptDetail bounds an attempt's detail, in bytes; the journal has it
+// whole. With the other bounds it keeps a state below what one item takes.
+const maxAttemptDetail = 256
+
+// maxAssignments bounds the assignments kept on an operation; earlier ones are
+// in the journal.
+const maxAssignments = 100
+
 // Change is one thing that happens to an operation. Each is a type of this
 // package; see Dispatch, Claim, Report and the others.
 type Change interface{ apply(*transaction) error }
@@ -121,8 +129,9 @@ func (tx *transaction) setWaiting(w *Waiting) {
 		return
 	}
 	if old != nil && w != nil && old.Code == w.Code {
-		w.Since = old.Since
-		tx.s.Waiting = w
+		same := *w // the change is not ours to write to
+		same.Since = old.Since
+		tx.s.Waiting = &same
 		return
 	}
 	tx.s.Waiting = w
@@ -178,7 +187,7 @@ func (tx *transaction) setStep(i int, phase StepPhase, outcome, code, detail, co
 	open := len(st.Attempts) > 0 && st.Attempts[len(st.Attempts)-1].EndedAt == nil
 	if open && (phase != StepRunning || outcome != "") {
 		a := &st.Attempts[len(st.Attempts)-1]
-		a.EndedAt, a.Outcome, a.ErrorCode, a.Detail = &at, outcome, code, detail
+		a.EndedAt, a.Outcome, a.ErrorCode, a.Detail = &at, outcome, code, cut(detail, maxAttemptDetail)
 		open = false
 	}
 	if phase == StepRunning && !open {
@@ -242,8 +251,10 @@ func Cancelable(spec *Spec, s *State) bool {
 }
 
 // NeedsProbe tells whether a claimant must probe before it issues anything.
+// A later run probes even under its first lease: others may have worked on the
+// resources since the operation failed.
 func NeedsProbe(spec *Spec, s *State) bool {
-	return s.Generation > 1 || s.Phase == Reconciling || len(spec.Unsettled) > 0
+	return s.Generation > 1 || s.Run > 1 || s.Phase == Reconciling || len(spec.Unsettled) > 0
 }
 
 func jsonOf(v any) json.RawMessage {

@@ -10,6 +10,9 @@ import (
 type Dispatch struct{ Waiting *Waiting }
 
 func (c Dispatch) apply(tx *transaction) error {
+	if tx.s.PlaneLocal {
+		return fmt.Errorf("%w: it never reaches a cluster", ErrIllegal)
+	}
 	if err := tx.move(Dispatched, ByRelay, Relay, "", ""); err != nil {
 		return err
 	}
@@ -39,7 +42,7 @@ func (c Ring) apply(tx *transaction) error {
 type Wait struct{ Waiting *Waiting }
 
 func (c Wait) apply(tx *transaction) error {
-	if tx.s.Phase.Terminal() || tx.s.Lease != nil {
+	if tx.s.Lease != nil || (tx.s.Phase != Pending && tx.s.Phase != Dispatched && tx.s.Phase != Reconciling) {
 		return ErrNoChange
 	}
 	if (c.Waiting == nil && tx.s.Waiting == nil) ||
@@ -65,6 +68,9 @@ func (c Claim) apply(tx *transaction) error {
 	tx.s.Generation++
 	tx.s.Lease = &Lease{Agent: c.Agent, Boot: c.Boot, Generation: tx.s.Generation, From: tx.at, Until: c.Until}
 	tx.s.Assignments = append(tx.s.Assignments, Assignment{Agent: c.Agent, Generation: tx.s.Generation, From: tx.at})
+	if n := len(tx.s.Assignments) - maxAssignments; n > 0 {
+		tx.s.Assignments = tx.s.Assignments[n:]
+	}
 	at := tx.at
 	if tx.s.StartedAt == nil {
 		tx.s.StartedAt = &at
@@ -139,7 +145,11 @@ func (c RequestCancel) apply(tx *transaction) error {
 	tx.note(Entry{Kind: EntryCancelRequest, By: c.By, Reason: c.Reason, After: jsonOf(tx.s.Cancel)})
 	switch tx.s.Phase {
 	case Pending, Dispatched:
-		tx.finish(Result{Outcome: Cancelled, Message: "cancelled before it started"})
+		message := "cancelled before it started"
+		if tx.s.StartedAt != nil {
+			message = "cancelled while no agent held it"
+		}
+		tx.finish(Result{Outcome: Cancelled, Message: message, Residual: tx.residual(), Cleanup: tx.abandoned()})
 		return tx.move(Cancelled, ByCancel, c.By, c.Reason, "")
 	case Running:
 		return tx.move(Cancelling, ByCancel, c.By, c.Reason, "")
@@ -184,7 +194,7 @@ func (Expire) apply(tx *transaction) error {
 	}
 	tx.forget("the deadline passed and its agent was not heard of")
 	tx.endLease("deadline")
-	tx.finish(Result{Outcome: TimedOut, Message: detail, Cause: &cause, Residual: tx.residual(),
+	tx.finish(Result{Outcome: TimedOut, Message: detail, Cause: &cause, Residual: tx.residual(), Cleanup: tx.abandoned(),
 		NextAction: &NextAction{Code: ActEscalate, Text: "look at the journal for what it waited for, mend that, and ask again with a later deadline"}})
 	return tx.move(TimedOut, ByDeadline, Sweep, "deadline_exceeded", detail)
 }
@@ -198,7 +208,8 @@ type CannotStart struct {
 
 func (c CannotStart) apply(tx *transaction) error {
 	cause, next := c.Cause, c.NextAction
-	tx.finish(Result{Outcome: Failed, Message: cause.Detail, Cause: &cause, Retryable: c.Retryable, NextAction: &next})
+	tx.finish(Result{Outcome: Failed, Message: cause.Detail, Cause: &cause, Retryable: c.Retryable, NextAction: &next,
+		Residual: tx.residual(), Cleanup: tx.abandoned()})
 	return tx.move(Failed, ByDead, Plane, cause.ErrorCode, cause.Detail)
 }
 
@@ -253,6 +264,9 @@ func Retryable(spec *Spec, s *State) error {
 type StartLocal struct{}
 
 func (StartLocal) apply(tx *transaction) error {
+	if !tx.s.PlaneLocal {
+		return fmt.Errorf("%w: it is for a cluster", ErrIllegal)
+	}
 	at := tx.at
 	if tx.s.StartedAt == nil {
 		tx.s.StartedAt = &at
@@ -343,6 +357,24 @@ func (tx *transaction) finish(r Result) {
 		r.Cleanup.State = CleanupNone
 	}
 	tx.s.Result = &r
+}
+
+// abandoned is the state of the cleanup when the plane ends what an agent had
+// begun: nobody is there to run it.
+func (tx *transaction) abandoned() Cleanup {
+	begun, due := false, false
+	for i, p := range tx.spec.Steps {
+		st := tx.s.Steps[i]
+		if p.Cleanup {
+			due = due || !st.Phase.Settled()
+		} else {
+			begun = begun || (p.Effect && len(st.Attempts) > 0)
+		}
+	}
+	if begun && due {
+		return Cleanup{State: CleanupAbandoned, Detail: "no agent held the operation when it ended"}
+	}
+	return Cleanup{State: CleanupNone}
 }
 
 // residual lists the steps that nobody knows the outcome of.

@@ -32,9 +32,17 @@ func (e *Refusal) With(name string, v any) *Refusal {
 	return e
 }
 
-// Invalid refuses a request for its fields.
+// maxFieldErrors bounds the errors of one refusal: a body of unknown fields must
+// not be answered with a multiple of itself.
+const maxFieldErrors = 100
+
+// Invalid refuses a request for its fields, naming the first maxFieldErrors.
 func Invalid(errs ...FieldError) *Refusal {
 	detail := "the request has errors"
+	if n := len(errs); n > maxFieldErrors {
+		detail = fmt.Sprintf("the request has %d errors; the first %d are listed", n, maxFieldErrors)
+		errs = errs[:maxFieldErrors]
+	}
 	if len(errs) == 1 {
 		detail = errs[0].Pointer + ": " + errs[0].Detail
 	}

@@ -93,12 +93,16 @@ func (c Report) apply(tx *transaction) error {
 	return tx.end(*c.Final)
 }
 
+// unknown returns the index of the first step that nobody knows the outcome of,
+// or -1.
+func (tx *transaction) unknown() int {
+	return slices.IndexFunc(tx.s.Steps, func(st StepState) bool { return st.Phase == StepUnknown })
+}
+
 // settle leaves reconciling when no step is unknown any more.
 func (tx *transaction) settle() error {
-	for i, st := range tx.s.Steps {
-		if st.Phase == StepUnknown {
-			return fmt.Errorf("%w: step %s is still unknown", ErrInvalidReport, tx.spec.Steps[i].Name)
-		}
+	if i := tx.unknown(); i >= 0 {
+		return fmt.Errorf("%w: step %s is still unknown", ErrInvalidReport, tx.spec.Steps[i].Name)
 	}
 	to := Running
 	if tx.s.Cancel != nil {
@@ -125,6 +129,9 @@ func (tx *transaction) end(f Final) error {
 		}
 		if tx.s.Phase != Running {
 			return tx.ambiguous(actor, "handed back while "+string(tx.s.Phase))
+		}
+		if tx.unknown() >= 0 { // something is in flight after all
+			return tx.ambiguous(actor, "handed back with an unknown step")
 		}
 		tx.endLease("handed_back")
 		at := tx.at
@@ -247,25 +254,35 @@ func (c Resolve) apply(tx *transaction) error {
 	tx.setStep(i, phase, OutcomeDone, "resolved", c.Evidence, "")
 	at := tx.at
 	tx.s.RungAt, tx.s.Rings = &at, 1
-	for _, st := range tx.s.Steps {
-		if st.Phase == StepUnknown {
-			return nil // more to settle first
-		}
+	if tx.unknown() >= 0 {
+		return nil // more to settle first
 	}
 	tx.setWaiting(nil)
+	failed := tx.firstFailed()
 	switch {
-	case phase == StepFailed && tx.spec.Steps[i].Required:
+	case failed >= 0:
 		tx.finish(Result{Outcome: Failed, Message: "settled by " + c.By.ID + ": " + c.Evidence,
-			Cause:      &Cause{ErrorCode: "resolved_failed", StepID: c.StepID, Detail: c.Evidence},
-			Retryable:  tx.spec.Steps[i].ReplaySafe,
-			NextAction: &NextAction{Code: ActRetry, Text: "retry once the cause is mended"}})
+			Cause:      &Cause{ErrorCode: "resolved_failed", StepID: tx.spec.Steps[failed].ID, Detail: tx.s.Steps[failed].Detail},
+			Retryable:  tx.spec.Steps[failed].ReplaySafe,
+			NextAction: &NextAction{Code: ActRetry, Text: "retry once the cause is mended"}, Cleanup: tx.abandoned()})
 		return tx.move(Failed, ByResolve, c.By, c.Reason, c.Evidence)
 	case tx.firstOpen() < 0:
 		tx.finish(Result{Outcome: Succeeded, Message: "settled by " + c.By.ID, Verified: []string{"by a person: " + c.Evidence}})
 		return tx.move(Succeeded, ByResolve, c.By, c.Reason, c.Evidence)
 	case tx.s.Cancel != nil:
-		tx.finish(Result{Outcome: Cancelled, Message: "cancelled; settled by " + c.By.ID})
+		tx.finish(Result{Outcome: Cancelled, Message: "cancelled; settled by " + c.By.ID, Cleanup: tx.abandoned()})
 		return tx.move(Cancelled, ByResolve, c.By, c.Reason, c.Evidence)
 	}
 	return tx.move(Dispatched, ByResolve, c.By, c.Reason, c.Evidence)
+}
+
+// firstFailed returns the index of the first required step that ended without
+// its end state, or -1: the operation cannot succeed any more.
+func (tx *transaction) firstFailed() int {
+	for i, p := range tx.spec.Steps {
+		if ph := tx.s.Steps[i].Phase; p.Required && !p.Cleanup && (ph == StepFailed || ph == StepSkipped) {
+			return i
+		}
+	}
+	return -1
 }

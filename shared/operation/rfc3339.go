@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-var rfc3339Shape = regexp.MustCompile(`^(\d{4}-\d{2}-\d{2})[Tt](\d{2}):(\d{2}):(\d{2})(\.\d{1,9})?\d*([Zz]|[+-]\d{2}:\d{2})$`)
+var rfc3339Shape = regexp.MustCompile(`^(\d{4}-\d{2}-\d{2})[Tt](\d{2}):(\d{2}):(\d{2})(?:(\.\d{1,9})\d*)?([Zz]|[+-]\d{2}:\d{2})$`)
 
 // ParseTime reads a timestamp by the strict grammar of RFC 3339, section 5.6.
 // Digits past nanoseconds are dropped. A leap second (23:59:60 UTC) is taken as
@@ -43,6 +43,9 @@ func ParseTime(s string) (time.Time, error) {
 			return time.Time{}, bad
 		}
 		t = t.Truncate(time.Second).Add(leap)
+	}
+	if t.Year() < 0 || t.Year() > 9999 { // an offset took it out of what the grammar can write
+		return time.Time{}, bad
 	}
 	return t, nil
 }

@@ -54,3 +54,14 @@ func SecretShaped(s string) bool {
 	}
 	return false
 }
+
+// cut returns at most n bytes of s, and no part of a character.
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}

@@ -61,6 +61,9 @@ func (tm Timing) Due(s *State) time.Time {
 		return tm.LeaseOver(s)
 	}
 	due := tm.RingDue(s)
+	if s.PlaneLocal && s.RungAt != nil && !s.RungAt.Before(s.Deadline) {
+		return due // told of its deadline already; its children are ending
+	}
 	if s.Deadline.Before(due) {
 		return s.Deadline
 	}
