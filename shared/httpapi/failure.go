@@ -91,6 +91,9 @@ func innermost(err, target error) string {
 
 func refusal(r *operation.Refusal) *problem.Problem {
 	p := problem.New(problem.Code(r.ErrorCode), "%s", r.Detail).WithCause(r)
+	if p.ErrorCode == problem.Internal { // a code that the table does not have
+		return problem.From(r)
+	}
 	for _, e := range r.Errors {
 		p.WithField(e.Pointer, e.Code, "%s", e.Detail)
 	}

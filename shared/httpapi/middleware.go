@@ -239,6 +239,9 @@ func (a *API) panicked(rec *recorder, rq *request, v any) {
 	if v == http.ErrAbortHandler {
 		panic(v)
 	}
+	if rec.status != 0 && rq.http.Context().Err() != nil {
+		panic(http.ErrAbortHandler) // the client went in the middle of its answer
+	}
 	a.log.Error("handler panicked", "panic", v, "stack", string(debug.Stack()), "route", rq.pattern(), "correlation_id", rq.correlation)
 	if rec.status != 0 {
 		panic(http.ErrAbortHandler) // the answer has begun: cutting it off is all that is left
