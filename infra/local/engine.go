@@ -142,11 +142,19 @@ func (e *Engine) AdminToken(ctx context.Context) (token string, fresh bool, err 
 	if len(any) > 0 {
 		return "", false, nil // there are tokens; this folder's was revoked or taken away
 	}
-	_, token, err = e.Tokens.Create(ctx, auth.TokenSpec{Name: "first administrator", Role: auth.Admin, Force: true, CreatedBy: "opsplane up"})
+	_, token, write, err := e.Tokens.CreateWrite(auth.TokenSpec{Name: "first administrator", Role: auth.Admin, Force: true, CreatedBy: "opsplane up"})
 	if err != nil {
 		return "", false, err
 	}
-	return token, true, writeSecret(path, token)
+	// The file comes first: killed between the two, the next start finds a token
+	// that counts for nothing and makes another, not one that nobody knows.
+	if err := writeSecret(path, token); err != nil {
+		return "", false, err
+	}
+	if err := e.ledger.Commit(ctx, write); err != nil {
+		return "", false, fmt.Errorf("create admin token: %w", err)
+	}
+	return token, true, nil
 }
 
 func trim(b []byte) []byte {
@@ -204,8 +212,8 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	start := func(f func(context.Context)) { wg.Go(func() { f(work) }) }
-	start(func(ctx context.Context) { e.follow(ctx, "dispatch", e.dispatch) })
-	start(func(ctx context.Context) { e.follow(ctx, "publish", e.publish) })
+	start(func(ctx context.Context) { e.follow(ctx, "dispatch", 0, e.dispatch) })
+	start(func(ctx context.Context) { e.follow(ctx, "publish", publishLinger, e.publish) })
 	start(e.sweepLoop)
 	start(e.watchdog)
 	start(e.retentionLoop)

@@ -22,6 +22,8 @@ const (
 	savePosition   = 250 * time.Millisecond // replayed at most after a crash
 	feedBatch      = 500
 	planWorkers    = 4
+	// publishLinger lets several transitions of an operation share one append.
+	publishLinger = 25 * time.Millisecond
 	planVisibility = 60 * time.Second
 	// watchdogAfter is how late the oldest due item may be before the engine
 	// says that its sweep is silent.
@@ -31,7 +33,8 @@ const (
 // follow reads the change feed for one reader, from where it was, until ctx
 // ends. A batch that fails is tried again, with back-off: the position moves
 // only past what was dealt with.
-func (e *Engine) follow(ctx context.Context, reader string, handle func(context.Context, []ledger.Change) error) {
+// Between batches it waits for linger, so that more is dealt with at once.
+func (e *Engine) follow(ctx context.Context, reader string, linger time.Duration, handle func(context.Context, []ledger.Change) error) {
 	log := e.opts.Logger.With("reader", reader)
 	at, err := e.Store.Position(ctx, reader)
 	for err != nil && sleep(ctx, time.Second) {
@@ -78,6 +81,9 @@ func (e *Engine) follow(ctx context.Context, reader string, handle func(context.
 		at = next
 		if time.Since(savedAt) >= savePosition {
 			save(ctx)
+		}
+		if linger > 0 && len(changes) > 0 && len(changes) < feedBatch {
+			sleep(ctx, linger)
 		}
 	}
 }

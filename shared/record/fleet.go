@@ -98,6 +98,11 @@ func (st *Store) Availability(ctx context.Context, cluster string, steps []opera
 	if err != nil {
 		return nil, err
 	}
+	return st.AvailabilityOf(agents, steps), nil
+}
+
+// AvailabilityOf is Availability of agents that were read before.
+func (st *Store) AvailabilityOf(agents []fleet.Agent, steps []operation.PlanStep) *operation.Waiting {
 	now := st.Now()
 	missing, online := "", 0
 	for _, a := range agents {
@@ -107,16 +112,16 @@ func (st *Store) Availability(ctx context.Context, cluster string, steps []opera
 		online++
 		m := a.Missing(steps)
 		if m == "" {
-			return nil, nil
+			return nil
 		}
 		missing = m
 	}
 	if online == 0 {
 		return &operation.Waiting{Code: operation.WaitNoAgent, Since: now, Detail: "no agent of the cluster is online",
-			Need: "an online agent", Have: fmt.Sprintf("%d known, none heard of for %s", len(agents), st.Timing.AgentSilent)}, nil
+			Need: "an online agent", Have: fmt.Sprintf("%d known, none heard of for %s", len(agents), st.Timing.AgentSilent)}
 	}
 	return &operation.Waiting{Code: operation.WaitIncompatible, Since: now, Detail: "no online agent can do what the plan needs",
-		Need: missing, Have: fmt.Sprintf("%d online agents without it", online)}, nil
+		Need: missing, Have: fmt.Sprintf("%d online agents without it", online)}
 }
 
 // ObjectItem is the item of an object of the inventory.

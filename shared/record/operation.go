@@ -12,11 +12,14 @@ import (
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
-// Store reads and writes the domain's values. It holds no state of its own.
+// Store reads and writes the domain's values. Beside what it is given it holds
+// only copies of specs, which never change.
 type Store struct {
 	Ledger ledger.Ledger
 	Now    func() time.Time
 	Timing operation.Timing
+
+	specs specCache
 }
 
 // maxTries bounds how often a change is tried again after losing a race.
@@ -42,15 +45,15 @@ func Encode(v any) []byte {
 
 // Load reads one operation, or ledger.ErrNotFound.
 func (st *Store) Load(ctx context.Context, id string) (operation.Operation, error) {
-	items, err := st.Ledger.GetMany(ctx, []ledger.Key{StateKey(id), specKey(id)})
+	ops, err := st.LoadMany(ctx, []string{id})
 	if err != nil {
-		return operation.Operation{}, fmt.Errorf("load operation %s: %w", id, err)
+		return operation.Operation{}, err
 	}
-	state, ok := items[StateKey(id)]
+	op, ok := ops[id]
 	if !ok {
-		return operation.Operation{}, fmt.Errorf("operation %s: %w", id, ledger.ErrNotFound)
+		return op, fmt.Errorf("operation %s: %w", id, ledger.ErrNotFound)
 	}
-	return decodeOperation(state, items[specKey(id)])
+	return op, nil
 }
 
 // LoadMany reads those operations that exist, by id.
@@ -61,8 +64,14 @@ func (st *Store) LoadMany(ctx context.Context, ids []string) (map[string]operati
 		part := ids[:min(step, len(ids))]
 		ids = ids[len(part):]
 		keys := make([]ledger.Key, 0, 2*len(part))
+		specs := make(map[string]operation.Spec, len(part))
 		for _, id := range part {
-			keys = append(keys, StateKey(id), specKey(id))
+			keys = append(keys, StateKey(id))
+			if s, ok := st.specs.get(id); ok {
+				specs[id] = s
+			} else {
+				keys = append(keys, specKey(id))
+			}
 		}
 		items, err := st.Ledger.GetMany(ctx, keys)
 		if err != nil {
@@ -73,26 +82,20 @@ func (st *Store) LoadMany(ctx context.Context, ids []string) (map[string]operati
 			if !ok {
 				continue
 			}
-			op, err := decodeOperation(state, items[specKey(id)])
+			s, err := Decode[operation.State](state)
 			if err != nil {
 				return nil, err
 			}
-			out[id] = op
+			spec, ok := specs[id]
+			if !ok {
+				if spec, err = st.specs.decode(id, items[specKey(id)]); err != nil {
+					return nil, err
+				}
+			}
+			out[id] = operation.Operation{Spec: spec, State: s, Version: state.Version}
 		}
 	}
 	return out, nil
-}
-
-func decodeOperation(state, spec ledger.Item) (operation.Operation, error) {
-	s, err := Decode[operation.State](state)
-	if err != nil {
-		return operation.Operation{}, err
-	}
-	sp, err := Decode[operation.Spec](spec)
-	if err != nil {
-		return operation.Operation{}, err
-	}
-	return operation.Operation{Spec: sp, State: s, Version: state.Version}, nil
 }
 
 // StateItem is the item of an operation's state, with its places in the indexes.
@@ -313,23 +316,22 @@ func (st *Store) Locks(ctx context.Context, resources []string) (map[string]oper
 // Journal reads entries from seq on, at most limit (0: all).
 func (st *Store) Journal(ctx context.Context, id string, from int64, limit int) ([]operation.Entry, error) {
 	var out []operation.Entry
-	// A run may begin before from: step back to the run that holds it.
-	start := seqKey(skJournal, 0)
-	if from > 1 {
-		p, err := st.Ledger.Query(ctx, ledger.Query{PK: OperationPK(id), From: skJournal, To: seqKey(skJournal, from+1), Reverse: true, Limit: 1})
-		if err != nil {
-			return nil, fmt.Errorf("read journal of %s: %w", id, err)
-		}
-		if len(p.Items) > 0 {
-			start = p.Items[0].SK
-		}
-	}
-	q := ledger.Query{PK: OperationPK(id), From: start, To: skJournal + "~", Limit: 200}
+	q := ledger.Query{PK: OperationPK(id), From: seqKey(skJournal, from), To: skJournal + "~", Limit: 200}
+	first := true
 	for {
 		p, err := st.Ledger.Query(ctx, q)
 		if err != nil {
 			return nil, fmt.Errorf("read journal of %s: %w", id, err)
 		}
+		if first && from > 1 && (len(p.Items) == 0 || p.Items[0].SK != q.From) {
+			// The run that holds from begins before it.
+			before, err := st.Ledger.Query(ctx, ledger.Query{PK: OperationPK(id), From: skJournal, To: q.From, Reverse: true, Limit: 1})
+			if err != nil {
+				return nil, fmt.Errorf("read journal of %s: %w", id, err)
+			}
+			p.Items = append(before.Items, p.Items...)
+		}
+		first = false
 		for _, it := range p.Items {
 			run, err := Decode[journalRun](it)
 			if err != nil {

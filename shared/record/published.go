@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
 )
 
 // Published is how far relay is with an operation: the last journal entry that
@@ -18,39 +19,61 @@ type Published struct {
 	Version int64 `json:"-"`
 }
 
-// Published reads how far relay is with each of the operations.
-func (st *Store) Published(ctx context.Context, ids []string) (map[string]Published, error) {
-	out := make(map[string]Published, len(ids))
+// PublishedWrite keeps how far relay is, conditional on the version read.
+func PublishedWrite(id string, p Published) ledger.Write {
+	return ledger.Write{Item: ledger.Item{Key: pubKey(id), Data: Encode(p)}, Expect: p.Version}
+}
+
+// Glance is the part of an operation's state that relay decides by: most feed
+// records need no more, and reading less is what it costs least.
+type Glance struct {
+	ID         string                   `json:"id"`
+	Cluster    string                   `json:"cluster"`
+	Parent     string                   `json:"parent"`
+	Phase      operation.Phase          `json:"phase"`
+	Generation int64                    `json:"generation"`
+	Lease      *struct{}                `json:"lease"`
+	Cancel     *operation.CancelRequest `json:"cancel"`
+	RungAt     *time.Time               `json:"rung_at"`
+	Journal    operation.JournalHead    `json:"journal"`
+	PlaneLocal bool                     `json:"plane_local"`
+}
+
+// Glances reads that part of those operations that exist, and how far relay is
+// with each.
+func (st *Store) Glances(ctx context.Context, ids []string) (map[string]Glance, map[string]Published, error) {
+	glances, pubs := make(map[string]Glance, len(ids)), make(map[string]Published, len(ids))
 	for len(ids) > 0 {
-		part := ids[:min(ledger.MaxWrites, len(ids))]
+		part := ids[:min(ledger.MaxWrites/2, len(ids))]
 		ids = ids[len(part):]
-		keys := make([]ledger.Key, len(part))
-		for i, id := range part {
-			keys[i] = pubKey(id)
+		keys := make([]ledger.Key, 0, 2*len(part))
+		for _, id := range part {
+			keys = append(keys, StateKey(id), pubKey(id))
 		}
 		items, err := st.Ledger.GetMany(ctx, keys)
 		if err != nil {
-			return nil, fmt.Errorf("read published: %w", err)
+			return nil, nil, fmt.Errorf("glance at operations: %w", err)
 		}
 		for _, id := range part {
-			it, ok := items[pubKey(id)]
+			it, ok := items[StateKey(id)]
 			if !ok {
+				continue
+			}
+			if glances[id], err = Decode[Glance](it); err != nil {
+				return nil, nil, err
+			}
+			if it, ok = items[pubKey(id)]; !ok {
 				continue
 			}
 			p, err := Decode[Published](it)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			p.Version = it.Version
-			out[id] = p
+			pubs[id] = p
 		}
 	}
-	return out, nil
-}
-
-// PublishedWrite keeps how far relay is, conditional on the version read.
-func PublishedWrite(id string, p Published) ledger.Write {
-	return ledger.Write{Item: ledger.Item{Key: pubKey(id), Data: Encode(p)}, Expect: p.Version}
+	return glances, pubs, nil
 }
 
 // position is the data of a feed reader's item.

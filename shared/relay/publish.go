@@ -9,7 +9,6 @@ import (
 	"github.com/opsplane/opsplane/shared/bus"
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/ledger"
-	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -31,12 +30,8 @@ type pending struct {
 // entry that is there. The append and the markers are one commit, so that a
 // redelivered record finds nothing left to do and nothing is doubled.
 func (r *Relay) Publish(ctx context.Context, ids []string) error {
-	ops, err := r.Store.LoadMany(ctx, ids)
-	if err != nil {
-		return err
-	}
 	for try := 0; ; try++ {
-		streams, err := r.collect(ctx, ids, ops)
+		streams, err := r.collect(ctx, ids)
 		if err != nil {
 			return err
 		}
@@ -51,18 +46,28 @@ func (r *Relay) Publish(ctx context.Context, ids []string) error {
 }
 
 // collect finds what each operation has yet to publish, by stream.
-func (r *Relay) collect(ctx context.Context, ids []string, ops map[string]operation.Operation) (map[string][]pending, error) {
-	pubs, err := r.Store.Published(ctx, ids)
+func (r *Relay) collect(ctx context.Context, ids []string) (map[string][]pending, error) {
+	glances, pubs, err := r.Store.Glances(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	behind := make([]string, 0, len(ids))
+	for _, id := range ids {
+		if g, ok := glances[id]; ok && g.Journal.Seq > pubs[id].Seq {
+			behind = append(behind, id)
+		}
+	}
+	specs, err := r.Store.Specs(ctx, behind)
 	if err != nil {
 		return nil, err
 	}
 	streams := map[string][]pending{}
-	for _, id := range ids {
-		op, ok := ops[id]
-		pub := pubs[id]
-		if !ok || op.State.Journal.Seq <= pub.Seq {
+	for _, id := range behind {
+		spec, ok := specs[id]
+		if !ok { // deleted since
 			continue
 		}
+		pub := pubs[id]
 		entries, err := r.Store.Journal(ctx, id, pub.Seq+1, 0)
 		if err != nil {
 			return nil, err
@@ -70,12 +75,12 @@ func (r *Relay) collect(ctx context.Context, ids []string, ops map[string]operat
 		p := pending{op: id, pub: pub}
 		for _, e := range entries {
 			p.pub.Seq = e.Seq
-			if ev, ok := event.FromEntry(&op.Spec, e); ok {
+			if ev, ok := event.FromEntry(&spec, e); ok {
 				p.events = append(p.events, ev)
 			}
 		}
-		p.pub.Rung = op.State.RungAt
-		stream := event.StreamOf(op.Spec.Cluster)
+		p.pub.Rung = glances[id].RungAt
+		stream := event.StreamOf(spec.Cluster)
 		streams[stream] = append(streams[stream], p)
 	}
 	return streams, nil

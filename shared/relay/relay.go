@@ -18,6 +18,7 @@ import (
 
 	"github.com/opsplane/opsplane/shared/agentapi"
 	"github.com/opsplane/opsplane/shared/bus"
+	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -34,12 +35,45 @@ const attentionFor = 30 * time.Second
 // parallel bounds how many operations are worked on at once.
 const parallel = 64
 
-// Relay holds what its two halves need; it has no state of its own.
+// agentsKept is how old the list of agents may be by which a dispatch says that
+// it waits for one. The sweep says it anew at each ring.
+const agentsKept = 500 * time.Millisecond
+
+// Relay holds what its two halves need, and for a moment the agents it has seen.
 type Relay struct {
 	Store  *record.Store
 	Queue  queue.Sender
 	Bus    bus.Publisher // nil: no bus
 	Logger *slog.Logger
+
+	mu     sync.Mutex
+	agents map[string]agentsSeen // by cluster
+}
+
+type agentsSeen struct {
+	at     time.Time
+	agents []fleet.Agent
+}
+
+// availability is record.Store.Availability by agents read a moment ago.
+func (r *Relay) availability(ctx context.Context, spec *operation.Spec) (*operation.Waiting, error) {
+	r.mu.Lock()
+	seen, ok := r.agents[spec.Cluster]
+	r.mu.Unlock()
+	if now := r.Store.Now(); !ok || now.Sub(seen.at) > agentsKept || now.Before(seen.at) {
+		agents, err := r.Store.Agents(ctx, spec.Cluster)
+		if err != nil {
+			return nil, err
+		}
+		seen = agentsSeen{at: now, agents: agents}
+		r.mu.Lock()
+		if r.agents == nil {
+			r.agents = map[string]agentsSeen{}
+		}
+		r.agents[spec.Cluster] = seen
+		r.mu.Unlock()
+	}
+	return r.Store.AvailabilityOf(seen.agents, spec.Steps), nil
 }
 
 // Operations returns the operations that the records are about, each once.
@@ -59,7 +93,7 @@ func Operations(changes []ledger.Change) []string {
 // dispatched, queues are rung. It returns the operations that failed, with the
 // first error; the others are done.
 func (r *Relay) Dispatch(ctx context.Context, ids []string) (failed []string, err error) {
-	pubs, err := r.Store.Published(ctx, ids)
+	glances, pubs, err := r.Store.Glances(ctx, ids)
 	if err != nil {
 		return ids, err
 	}
@@ -69,10 +103,14 @@ func (r *Relay) Dispatch(ctx context.Context, ids []string) (failed []string, er
 	)
 	slots := make(chan struct{}, parallel)
 	for _, id := range ids {
+		g, ok := glances[id]
+		if !ok || r.nothingToDo(&g, pubs[id]) {
+			continue
+		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if e := r.dispatch(ctx, id, pubs[id]); e != nil {
+			if e := r.dispatch(ctx, &g); e != nil {
 				mu.Lock()
 				failed, err = append(failed, id), errors.Join(err, e)
 				mu.Unlock()
@@ -83,64 +121,67 @@ func (r *Relay) Dispatch(ctx context.Context, ids []string) (failed []string, er
 	return failed, err
 }
 
-func (r *Relay) dispatch(ctx context.Context, id string, pub record.Published) error {
-	op, err := r.Store.Load(ctx, id)
-	if errors.Is(err, ledger.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	s := &op.State
+// nothingToDo tells whether an operation needs neither dispatch nor a ring.
+func (r *Relay) nothingToDo(g *record.Glance, pub record.Published) bool {
 	switch {
-	case s.Phase.Terminal():
-		if s.Parent != "" {
-			return r.RingPlane(ctx, s.Parent)
-		}
-		return nil
-	case s.PlaneLocal:
-		return r.RingPlane(ctx, id)
-	case s.Phase == operation.Pending:
-		op, err = r.Store.Update(ctx, id, func(op *operation.Operation) (operation.Change, []ledger.Write, error) {
+	case g.Phase.Terminal():
+		return g.Parent == ""
+	case g.PlaneLocal, g.Phase == operation.Pending:
+		return false
+	case g.Lease == nil:
+		return g.RungAt == nil || (pub.Rung != nil && pub.Rung.Equal(*g.RungAt))
+	}
+	return g.Cancel == nil || r.Store.Now().Sub(g.Cancel.RequestedAt) >= attentionFor
+}
+
+func (r *Relay) dispatch(ctx context.Context, g *record.Glance) error {
+	switch {
+	case g.Phase.Terminal():
+		return r.RingPlane(ctx, g.Parent)
+	case g.PlaneLocal:
+		return r.RingPlane(ctx, g.ID)
+	case g.Phase == operation.Pending:
+		op, err := r.Store.Update(ctx, g.ID, func(op *operation.Operation) (operation.Change, []ledger.Write, error) {
 			if op.State.Phase != operation.Pending {
 				return nil, nil, nil
 			}
-			w, err := r.Store.Availability(ctx, op.Spec.Cluster, op.Spec.Steps)
+			w, err := r.availability(ctx, &op.Spec)
 			return operation.Dispatch{Waiting: w}, nil, err
 		})
+		if errors.Is(err, ledger.ErrNotFound) {
+			return nil
+		}
 		if err != nil {
-			return fmt.Errorf("dispatch %s: %w", id, err)
+			return fmt.Errorf("dispatch %s: %w", g.ID, err)
 		}
 		if op.State.Phase != operation.Dispatched {
 			return nil
 		}
 		return r.Ring(ctx, &op.State)
-	case s.Lease == nil && s.RungAt != nil && (pub.Rung == nil || !pub.Rung.Equal(*s.RungAt)):
-		return r.Ring(ctx, s)
-	case s.Lease != nil && s.Cancel != nil && r.Store.Now().Sub(s.Cancel.RequestedAt) < attentionFor:
-		return r.send(ctx, protocol.KindAttention, s)
+	case g.Lease == nil:
+		return r.send(ctx, protocol.KindOperation, g.ID, g.Cluster, g.Generation)
 	}
-	return nil
+	return r.send(ctx, protocol.KindAttention, g.ID, g.Cluster, g.Generation)
 }
 
 // Ring puts a doorbell for the operation on its cluster's queue.
 func (r *Relay) Ring(ctx context.Context, s *operation.State) error {
-	return r.send(ctx, protocol.KindOperation, s)
+	return r.send(ctx, protocol.KindOperation, s.ID, s.Cluster, s.Generation)
 }
 
-func (r *Relay) send(ctx context.Context, kind string, s *operation.State) error {
-	body, err := json.Marshal(protocol.Doorbell{Version: protocol.Version, Kind: kind, Operation: s.ID, Cluster: s.Cluster,
-		Generation: s.Generation, SentAt: r.Store.Now().UTC()})
+func (r *Relay) send(ctx context.Context, kind, op, cluster string, generation int64) error {
+	body, err := json.Marshal(protocol.Doorbell{Version: protocol.Version, Kind: kind, Operation: op, Cluster: cluster,
+		Generation: generation, SentAt: r.Store.Now().UTC()})
 	if err != nil {
 		return fmt.Errorf("encode doorbell: %w", err)
 	}
-	err = r.Queue.Send(ctx, agentapi.QueueName(s.Cluster), queue.Outgoing{Body: body})
+	err = r.Queue.Send(ctx, agentapi.QueueName(cluster), queue.Outgoing{Body: body})
 	if errors.Is(err, queue.ErrNoQueue) {
-		r.Logger.Warn("a cluster has no queue", "cluster", s.Cluster, "operation", s.ID)
+		r.Logger.Warn("a cluster has no queue", "cluster", cluster, "operation", op)
 		return nil // the deadline ends it
 	}
 	if err != nil {
-		return fmt.Errorf("ring for %s: %w", s.ID, err)
+		return fmt.Errorf("ring for %s: %w", op, err)
 	}
 	return nil
 }

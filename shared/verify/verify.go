@@ -128,7 +128,7 @@ func (r *Report) operation(ctx context.Context, st *record.Store, id string, see
 
 // published checks that each transition up to the marker is in the stream.
 func (r *Report) published(ctx context.Context, st *record.Store, op *operation.Operation, entries []operation.Entry, seen map[eventID]bool) error {
-	pubs, err := st.Published(ctx, []string{op.Spec.ID})
+	_, pubs, err := st.Glances(ctx, []string{op.Spec.ID})
 	if err != nil {
 		return err
 	}
