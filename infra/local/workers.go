@@ -23,7 +23,7 @@ const (
 	feedBatch      = 500
 	planWorkers    = 4
 	// publishLinger lets several transitions of an operation share one append.
-	publishLinger = 25 * time.Millisecond
+	publishLinger  = 25 * time.Millisecond
 	planVisibility = 60 * time.Second
 	// watchdogAfter is how late the oldest due item may be before the engine
 	// says that its sweep is silent.

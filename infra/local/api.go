@@ -1,0 +1,82 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/httpapi"
+)
+
+// newAPI puts the HTTP API over the services.
+func (e *Engine) newAPI() (*httpapi.API, error) {
+	authn := &auth.Authenticator{Tokens: e.Tokens}
+	if e.opts.OIDC != nil {
+		v, err := auth.NewVerifier(*e.opts.OIDC)
+		if err != nil {
+			return nil, fmt.Errorf("configure OIDC: %w", err)
+		}
+		authn.OIDC = v
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	e.register(reg)
+	return httpapi.New(httpapi.Config{
+		Store: e.Store, Admission: e.Admission, Control: e.Control, Registry: e.Registry, Auth: authn,
+		Limiter: &auth.Limiter{Rate: e.opts.RequestsPerSecond, Waits: e.opts.Waits},
+		Agent:   e.Agents, Queue: e.queue, Bury: e.queue.Bury,
+		Version: Version, MaxWait: time.Minute, Logger: e.opts.Logger, Metrics: reg,
+		Ready: e.ready,
+		HistoryBegins: func(ctx context.Context) time.Time {
+			t, err := e.Store.HistoryBegins(ctx)
+			if err != nil {
+				e.opts.Logger.Warn("cannot read where history begins", "err", err)
+			}
+			return t
+		},
+	})
+}
+
+// ready tells why the engine cannot serve: its ledger does not answer, or its
+// sweep is silent.
+func (e *Engine) ready(ctx context.Context) error {
+	if _, err := e.Store.HistoryBegins(ctx); err != nil {
+		return err
+	}
+	if since := time.Since(time.UnixMilli(e.swept.Load())); since > watchdogAfter {
+		return fmt.Errorf("the sweep has been silent for %s", since.Round(time.Second))
+	}
+	return nil
+}
+
+// register adds the engine's own metrics.
+func (e *Engine) register(reg *prometheus.Registry) {
+	gauge := func(name, help string, f func() float64) {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "opsplane", Name: name, Help: help}, f))
+	}
+	counter := func(name, help string, f func() float64) {
+		reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Namespace: "opsplane", Name: name, Help: help}, f))
+	}
+	counter("ledger_commits_total", "Commits that the ledger took.", func() float64 { return float64(e.ledger.Stats().Commits) })
+	counter("ledger_batches_total", "Groups of commits that shared one sync.", func() float64 { return float64(e.ledger.Stats().Batches) })
+	counter("ledger_conflicts_total", "Commits that lost a race.", func() float64 { return float64(e.ledger.Stats().Conflicts) })
+	counter("ledger_failures_total", "Groups of commits that failed.", func() float64 { return float64(e.ledger.Stats().Failures) })
+	gauge("ledger_bytes", "Size of the ledger's file.", func() float64 { return float64(e.ledger.Stats().FileBytes) })
+	gauge("ledger_wal_bytes", "Size of the ledger's write-ahead log.", func() float64 { return float64(e.ledger.Stats().WALBytes) })
+	gauge("sweep_age_seconds", "Time since the sweep's last good pass.", func() float64 {
+		return time.Since(time.UnixMilli(e.swept.Load())).Seconds()
+	})
+	gauge("sweep_lateness_seconds", "How late the oldest due item is.", func() float64 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		d, err := e.Sweep.Lateness(ctx)
+		if err != nil {
+			return -1
+		}
+		return d.Seconds()
+	})
+}
