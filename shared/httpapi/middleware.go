@@ -24,6 +24,10 @@ import (
 // bodyTimeout is how long a client may take to send a body.
 const bodyTimeout = 30 * time.Second
 
+// writeSlack is how long a client may take to read an answer, beyond the longest
+// wait for it.
+const writeSlack = time.Minute
+
 // ServeHTTP takes a request through everything that comes before its handler.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
@@ -35,6 +39,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(context.WithValue(r.Context(), requestKey{}, rq))
 	rq.http = r
 	rec := &recorder{ResponseWriter: w}
+	_ = http.NewResponseController(w).SetWriteDeadline(start.Add(a.cfg.MaxWait + writeSlack)) // a test's recorder has none
 	h := w.Header()
 	h.Set("X-Correlation-ID", rq.correlation)
 	h.Set("X-Request-ID", rq.requestID)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/problem"
 )
@@ -301,6 +302,25 @@ func TestWait(t *testing.T) {
 	p.do("viewer", "GET", path+"?wait=60s", nil).want(200)
 	if took := time.Since(start); took > 3*time.Second {
 		t.Errorf("took %s for what was there", took)
+	}
+}
+
+// unwatched is a ledger that gives no signals, as one of another process.
+type unwatched struct{ ledger.Ledger }
+
+func TestWaitWithoutSignals(t *testing.T) {
+	t.Parallel()
+	p := setup(t, func(c *Config) {
+		st := *c.Store
+		st.Ledger = unwatched{st.Ledger}
+		c.Store = &st
+	})
+	opID := p.create(p.node(p.cluster, "a"))
+	done := make(chan answer)
+	go func() { done <- p.do("viewer", "GET", "/v1/operations/"+opID+"?wait=30s", nil, `If-None-Match: "1"`) }()
+	p.apply(opID, operation.Dispatch{})
+	if a := <-done; a.status != 200 || a.str("phase") != "dispatched" {
+		t.Error(a.status, a.raw)
 	}
 }
 

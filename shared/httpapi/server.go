@@ -6,9 +6,9 @@ import (
 )
 
 // Server returns an HTTP server for the handler with bounds on what a client
-// can hold: headers within 10 s and 32 KiB, a body within the handler's own
-// deadline, an idle connection for two minutes. Answers have no bound of their
-// own, since waits are long; their handlers bound them.
+// can hold: headers within 10 s and 32 KiB, an idle connection for two minutes.
+// Bodies and answers are bounded by the API's handler, which knows how long a
+// request may wait.
 func Server(h http.Handler, addr string) *http.Server {
 	return &http.Server{
 		Addr:              addr,
