@@ -12,6 +12,7 @@ import (
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/problem"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 const noOperation = "op_00000000000000000000000000"
@@ -311,9 +312,7 @@ type unwatched struct{ ledger.Ledger }
 func TestWaitWithoutSignals(t *testing.T) {
 	t.Parallel()
 	p := setup(t, func(c *Config) {
-		st := *c.Store
-		st.Ledger = unwatched{st.Ledger}
-		c.Store = &st
+		c.Store = &record.Store{Ledger: unwatched{c.Store.Ledger}, Now: c.Store.Now, Timing: c.Store.Timing}
 	})
 	opID := p.create(p.node(p.cluster, "a"))
 	done := make(chan answer)
