@@ -1,6 +1,7 @@
 package local
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -16,7 +17,6 @@ import (
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/queue"
 	"github.com/opsplane/opsplane/shared/record"
-	"github.com/opsplane/opsplane/shared/verify"
 )
 
 // fast is a timing in which doorbells ring again and leases end soon.
@@ -200,13 +200,9 @@ func (s *site) holds() {
 	if err := sim.CheckOnce(effects); err != nil {
 		s.t.Error(err)
 	}
-	// What was just committed is in its stream soon.
-	var r verify.Report
-	if r, err = verify.Run(s.t.Context(), s.Store, time.Now(), bound(fast)); err != nil {
-		s.t.Fatal(err)
-	}
-	for _, p := range r.Problems {
-		s.t.Error(p)
+	var found bytes.Buffer
+	if err := Verify(s.t.Context(), s.opts.Data, &found); err != nil {
+		s.t.Errorf("%v\n%s", err, &found)
 	}
 }
 

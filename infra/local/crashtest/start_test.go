@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"net"
 	"net/http"
@@ -52,7 +53,7 @@ func TestStart(t *testing.T) {
 	}
 	other := folder(t)
 	out, err := run("up", "--addr", "127.0.0.1:0", "--data", p.data)
-	if err == nil || !strings.Contains(out, "in use by process") {
+	if err == nil || !strings.Contains(out, fmt.Sprintf("in use by process %d ", p.cmd.Process.Pid)) {
 		t.Errorf("a second engine on the folder: %v\n%s", err, out)
 	}
 	out, err = run("up", "--addr", "0.0.0.0:0", "--data", filepath.Join(other, "data"))
