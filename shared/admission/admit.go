@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,6 +32,9 @@ type Admitted struct {
 	DryRun    bool
 	Blockers  Blockers
 }
+
+// maxChildBytes bounds the request of one child, so that 16 go into an item.
+const maxChildBytes = 16 << 10
 
 // maxTries bounds how often an admission starts over after losing a race.
 const maxTries = 20
@@ -98,7 +102,7 @@ func (s *Service) admitOnce(ctx context.Context, call Call, body []byte, fp stri
 	now := s.Store.Now().UTC().Truncate(time.Millisecond)
 	p, errs := parse("", body, now, false)
 	if p.request.Type != "" && p.def.Type == "" {
-		detail := fmt.Sprintf("%q is not a type of operation", p.request.Type)
+		detail := fmt.Sprintf("%.64q is not a type of operation", p.request.Type)
 		if operation.Later(p.request.Type) {
 			detail = fmt.Sprintf("%q is not supported by this version", p.request.Type)
 		}
@@ -156,6 +160,13 @@ type childOf struct {
 }
 
 func (s *Service) commit(ctx context.Context, op operation.Operation, extra []ledger.Write) (Admitted, error) {
+	if op.Spec.Cluster != "" {
+		check, err := s.standing(ctx, op.Spec.Cluster)
+		if err != nil {
+			return Admitted{}, err
+		}
+		extra = append(extra, check)
+	}
 	locks, unsettled, err := s.Store.AcquireLocks(ctx, &op.Spec, op.Spec.CreatedAt)
 	var locked *operation.LockedError
 	if errors.As(err, &locked) {
@@ -178,6 +189,16 @@ func (s *Service) commit(ctx context.Context, op operation.Operation, extra []le
 	}
 	op.Version = 1
 	return Admitted{Operation: op}, nil
+}
+
+// standing is the write that lets an admission pass only while its cluster is
+// not being deleted: the deletion's first commit changes the cluster.
+func (s *Service) standing(ctx context.Context, cluster string) (ledger.Write, error) {
+	c, version, err := s.Store.Cluster(ctx, cluster)
+	if errors.Is(err, ledger.ErrNotFound) || (err == nil && c.Deleting) {
+		return ledger.Write{}, operation.Refuse("not_found", "cluster %s is deleted, or about to be", cluster)
+	}
+	return ledger.Write{Kind: ledger.Check, Item: ledger.Item{Key: record.ClusterKey(cluster)}, Expect: version}, err
 }
 
 // conflict is the refusal that names who holds a resource.
@@ -203,7 +224,7 @@ func (s *Service) prepare(ctx context.Context, call Call, p parsed, now time.Tim
 	if err != nil {
 		return operation.Operation{}, nil, err
 	}
-	if err := s.component(ctx, p, &t); err != nil {
+	if err := s.component(ctx, "", p, &t); err != nil {
 		return operation.Operation{}, nil, err
 	}
 	if err := s.revision(ctx, p, t); err != nil {
@@ -266,6 +287,11 @@ func (s *Service) children(ctx context.Context, call Call, p parsed, plan operat
 	var errs []operation.FieldError
 	for i, raw := range p.children {
 		at := fmt.Sprintf("/payload/children/%d", i)
+		var small bytes.Buffer
+		if err := json.Compact(&small, raw); err == nil && small.Len() > maxChildBytes { // repeated fields, escapes
+			errs = append(errs, operation.FieldError{Pointer: at, Code: "max_length", Detail: fmt.Sprintf("has %d bytes, the limit for a child is %d", small.Len(), maxChildBytes)})
+			continue
+		}
 		c, cerrs := parse(at, raw, now, true)
 		if len(cerrs) > 0 {
 			errs = append(errs, cerrs...)
@@ -286,6 +312,12 @@ func (s *Service) children(ctx context.Context, call Call, p parsed, plan operat
 		if c.def.Force != nil && c.def.Force(c.request.Payload) && !call.Caller.Force {
 			return nil, operation.Refuse("force_not_allowed", "child %d forces, which needs a right of its own", i)
 		}
+		if err := s.component(ctx, at, c, &t); errors.As(err, &r) {
+			errs = append(errs, r.Errors...)
+			continue
+		} else if err != nil {
+			return nil, err
+		}
 		kids[i] = record.Child{Index: i, Operation: id.Derive(id.Operation, op.Spec.ID, fmt.Sprint(i)), Request: raw, TargetID: t.ID, Type: c.def.Type}
 	}
 	if len(errs) > 0 {
@@ -296,7 +328,7 @@ func (s *Service) children(ctx context.Context, call Call, p parsed, plan operat
 }
 
 // component resolves the component that a payload names.
-func (s *Service) component(ctx context.Context, p parsed, t *operation.Target) error {
+func (s *Service) component(ctx context.Context, at string, p parsed, t *operation.Target) error {
 	if p.def.Type != "component.upgrade" {
 		return nil
 	}
@@ -316,7 +348,7 @@ func (s *Service) component(ctx context.Context, p parsed, t *operation.Target) 
 		for i, k := range known {
 			names[i] = k.Name
 		}
-		r := operation.Invalid(operation.FieldError{Pointer: "/payload/component", Code: "not_found",
+		r := operation.Invalid(operation.FieldError{Pointer: at + "/payload/component", Code: "not_found",
 			Detail: fmt.Sprintf("the cluster reports no component %q", c.Component)})
 		return r.With("candidates", names)
 	}
