@@ -25,12 +25,13 @@ test: build lint ## everything that proves the product on one machine, race dete
 test-crash-long: build ## 300 rounds of kill -9 against the real binary
 	OPSPLANE_CRASH_ROUNDS=300 $(GO) test -timeout 85m -run 'TestCrash' -v ./infra/local/crashtest
 
-bench: build ## the figures of the docs, from one run
-	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./infra/local/bench
+bench: ## the figures of the docs, from one run (OPSPLANE_BENCH_STORED=1000000)
+	cd infra/bench && $(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m .
 
 lint: ## gofmt, vet, staticcheck, generated files
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'not formatted: run gofmt -w'; exit 1; }
 	$(GO) vet ./...
+	cd infra/bench && $(GO) vet .
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
 
 openapi: ## write infra/docs/openapi.json

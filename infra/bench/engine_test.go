@@ -30,14 +30,17 @@ type rig struct {
 	engine *local.Engine
 	url    string
 	token  string
+	data   string
 	client *http.Client
+	stop   func() // ends engine and agent; may be called twice
 }
 
 func start(tb testing.TB) *rig {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
-	e, err := local.New(ctx, local.Options{Data: tb.TempDir(), Addr: "127.0.0.1:0", Logger: quiet, RequestsPerSecond: 1e6, Waits: 10_000})
+	data := tb.TempDir()
+	e, err := local.New(ctx, local.Options{Data: data, Addr: "127.0.0.1:0", Logger: quiet, RequestsPerSecond: 1e6, Waits: 10_000})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -51,7 +54,7 @@ func start(tb testing.TB) *rig {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = e.Run(ctx, l) })
-	r := &rig{engine: e, url: "http://" + l.Addr().String(), token: token, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512,
+	r := &rig{engine: e, url: "http://" + l.Addr().String(), token: token, data: data, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512,
 		DialContext: (&net.Dialer{}).DialContext}}}
 	c, err := e.Registry.Create(ctx, local.PlaneCall(), "bench")
 	if err != nil {
@@ -66,7 +69,7 @@ func start(tb testing.TB) *rig {
 		tb.Fatal(err)
 	}
 	wg.Go(func() { _ = agent.Run(ctx) })
-	tb.Cleanup(func() {
+	r.stop = sync.OnceFunc(func() {
 		cancel()
 		wg.Wait()
 		_ = x.Close()
@@ -74,6 +77,7 @@ func start(tb testing.TB) *rig {
 			tb.Error(err)
 		}
 	})
+	tb.Cleanup(r.stop)
 	for range 200 {
 		if len(r.objects(tb, operation.KindDeployment)) == 200 {
 			return r
