@@ -103,7 +103,6 @@ func (q *memQueue) Receive(ctx context.Context, _ string, most int, wait, visibi
 
 func (q *memQueue) each(receipt string, f func(*memMessage)) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
 	for _, m := range q.items {
 		if m.receipt == receipt {
 			f(m)
@@ -111,6 +110,7 @@ func (q *memQueue) each(receipt string, f func(*memMessage)) {
 	}
 	close(q.ring)
 	q.ring = make(chan struct{})
+	q.mu.Unlock() // before the plane's lock, which is taken first elsewhere
 	q.p.locked(func() {})
 }
 

@@ -88,9 +88,13 @@ func TestEventsAreNumberedAndResent(t *testing.T) {
 		b.plane.answer.Reporter = true
 		b.plane.spoil(rule{path: "/v1/agent/events", times: 2, applied: true})
 		b.start()
-		for i := range 1500 {
-			b.exec.deltas <- executor.Delta{Events: []protocol.Event{{Type: "node.not_ready", Subject: protocol.Subject{Kind: "node", UID: fmt.Sprint(i)},
-				Detail: json.RawMessage(`{"why":"password=hunter2"}`)}}}
+		for i := range 50 {
+			var d executor.Delta
+			for j := range 30 {
+				d.Events = append(d.Events, protocol.Event{Type: "node.not_ready", Subject: protocol.Subject{Kind: "node", UID: fmt.Sprint(30*i + j)},
+					Detail: json.RawMessage(`{"why":"password=hunter2"}`)})
+			}
+			b.exec.deltas <- d
 		}
 		b.plane.wait(t, time.Minute, "all events", func() bool { return b.plane.through == 1500 })
 		b.plane.mu.Lock()

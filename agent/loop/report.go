@@ -167,32 +167,3 @@ func (a *Agent) postReportBodies(ctx context.Context, correlation string, bodies
 	}
 	return answer, nil
 }
-
-// strip makes a refused final report a plain one, once: the outcome and its
-// cause are what must not be lost.
-func (o *outbox) strip() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.frozen == nil || o.frozen.draft.final == nil || o.stripped {
-		return false
-	}
-	o.stripped = true
-	f := *o.frozen.draft.final
-	f.Observed, f.Details, f.Verified, f.NotVerified, f.Residual = nil, nil, nil, nil, nil
-	o.lastN++
-	o.frozen = &frozen{n: o.lastN, covers: o.frozen.covers, draft: draft{
-		steps: o.frozen.draft.steps, final: &f,
-		notes: []protocol.Note{{Code: "report_stripped", Detail: "the plane refused the full report"}},
-	}}
-	o.state = queued
-	o.push(o)
-	return true
-}
-
-// lost closes the outbox; told: the plane has heard its end, as a late one.
-func (o *outbox) lost(told bool) {
-	o.mu.Lock()
-	o.told = told
-	o.mu.Unlock()
-	o.close(errLeaseLost)
-}

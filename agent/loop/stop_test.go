@@ -101,9 +101,11 @@ func TestStopWhileThePlaneIsAway(t *testing.T) {
 			b.plane.locked(func() { b.plane.away = true })
 			return b.exec.effect(ctx, task)
 		}
+		b.cfg.StopGrace = 5 * time.Second // so that the lease still stands after it
 		b.start()
 		op := b.plane.submit("away", time.Hour, drainPlan()...)
 		b.plane.wait(t, time.Minute, "the plane gone", func() bool { return b.plane.away })
+		time.Sleep(2 * time.Second) // the bubble's time: the last steps are done by then
 		if err := b.halt(); err != nil {
 			t.Fatal(err)
 		}
