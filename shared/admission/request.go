@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -73,7 +74,7 @@ func fingerprint(body []byte) (string, error) {
 	if err := dec.Decode(&v); err != nil {
 		return "", operation.Refuse("malformed", "the body is not JSON: %v", err)
 	}
-	if dec.More() {
+	if _, err := dec.Token(); err != io.EOF {
 		return "", operation.Refuse("malformed", "the body holds more than one JSON value")
 	}
 	b, err := json.Marshal(v)

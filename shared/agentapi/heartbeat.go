@@ -31,11 +31,16 @@ func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Hea
 	if hb.Name == "" || len(hb.Name) > maxNameBytes || !operation.CleanText(hb.Name) {
 		errs = append(errs, operation.FieldError{Pointer: "/name", Code: "max_length", Detail: fmt.Sprintf("must have 1 to %d bytes", maxNameBytes)})
 	}
-	if hb.Boot == "" || len(hb.Boot) > 64 {
+	if hb.Boot == "" || len(hb.Boot) > 64 || !operation.CleanText(hb.Boot) {
 		errs = append(errs, operation.FieldError{Pointer: "/boot", Code: "max_length", Detail: "must have 1 to 64 bytes"})
 	}
 	if len(hb.Capabilities) > maxCapabilities {
 		errs = append(errs, operation.FieldError{Pointer: "/capabilities", Code: "max_items", Detail: fmt.Sprintf("has %d, the limit is %d", len(hb.Capabilities), maxCapabilities)})
+	}
+	for i, c := range hb.Capabilities {
+		if len(c.Name) > maxNameBytes || !operation.CleanText(c.Name) {
+			errs = append(errs, operation.FieldError{Pointer: fmt.Sprintf("/capabilities/%d/name", i), Code: "max_length", Detail: fmt.Sprintf("must have 1 to %d bytes", maxNameBytes)})
+		}
 	}
 	if len(errs) > 0 {
 		return protocol.HeartbeatAnswer{}, operation.Invalid(errs...)

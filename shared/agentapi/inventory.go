@@ -50,7 +50,7 @@ func (s *Service) Inventory(ctx context.Context, cluster string, req protocol.In
 	}
 	objects, refused := fleet.Objects(cluster, inv, s.Store.Now().UTC())
 	if len(refused) > 0 {
-		s.Logger.Warn("objects of an inventory refused", "cluster", cluster, "agent", agent.ID, "count", len(refused), "first", refused[0])
+		s.Logger.Warn("objects of an inventory refused", "cluster", cluster, "agent", agent.ID, "count", len(refused), "first", refused[0].Kind+"/"+refused[0].UID)
 	}
 	if err := s.merge(ctx, objects); err != nil {
 		return protocol.InventoryAnswer{}, err
@@ -69,6 +69,9 @@ func (s *Service) Inventory(ctx context.Context, cluster string, req protocol.In
 	part := snapshotPart{}
 	for _, o := range objects {
 		part.IDs = append(part.IDs, o.ID)
+	}
+	for _, r := range refused {
+		part.IDs = append(part.IDs, r.ID)
 	}
 	err = s.Store.Ledger.Commit(ctx, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{
 		Key: record.SnapshotKey(cluster, req.Snapshot, req.Part), Data: record.Encode(part), Expires: s.Store.Now().Add(snapshotKept)}})

@@ -2,6 +2,7 @@ package agentapi
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -20,6 +21,13 @@ const (
 	maxSteps    = 100
 	maxListed   = 50
 	maxObserved = 20
+	// maxListedBytes bounds one text of a list of the result: the result and the
+	// rest of the state share an item.
+	maxListedBytes = 512
+	// maxPartBytes bounds one item of commands, maxOutputs the outputs of one
+	// report: they share its commit with the state.
+	maxPartBytes = 256 << 10
+	maxOutputs   = 512 << 10
 )
 
 // Report takes what the lease holders tell.
@@ -78,11 +86,9 @@ func taken(op *operation.Operation, agent string, r protocol.Report) bool {
 	if l := op.State.Lease; l != nil && l.Agent == agent && l.Generation == r.Generation {
 		return r.N <= l.LastReport
 	}
-	if op.State.Lease != nil || len(op.State.Assignments) == 0 || r.Final == nil {
-		return false
-	}
-	last := op.State.Assignments[len(op.State.Assignments)-1]
-	return last.Agent == agent && last.Generation == r.Generation && slices.Contains([]string{"reported", "handed_back", "ambiguous"}, last.Ended)
+	return r.Final != nil && slices.ContainsFunc(op.State.Assignments, func(a operation.Assignment) bool {
+		return a.Agent == agent && a.Generation == r.Generation && slices.Contains([]string{"reported", "handed_back", "ambiguous"}, a.Ended)
+	})
 }
 
 // late keeps an outcome that came after the lease was lost. It changes nothing.
@@ -108,8 +114,8 @@ func (s *Service) late(ctx context.Context, agent string, r protocol.Report) {
 // observed of the operation's own resources.
 func (s *Service) besides(ctx context.Context, op *operation.Operation, r protocol.Report) ([]ledger.Write, error) {
 	var ws []ledger.Write
-	if len(r.Commands) > 0 {
-		ws = append(ws, record.CommandWrite(op.Spec.ID, r.Generation, r.N, 0, s.commands(op, r)))
+	for part, cmds := range parts(s.commands(op, r)) {
+		ws = append(ws, record.CommandWrite(op.Spec.ID, r.Generation, r.N, part, cmds))
 	}
 	if r.Final == nil || r.Final.Observed == nil {
 		return ws, nil
@@ -132,6 +138,7 @@ func (s *Service) commands(op *operation.Operation, r protocol.Report) []record.
 		return now.Add(-time.Duration(min(max(ms, 0), 24*3600*1000)) * time.Millisecond).Truncate(time.Millisecond)
 	}
 	out := make([]record.Command, 0, len(r.Commands))
+	outputs := 0
 	for _, c := range r.Commands {
 		x := record.Command{ID: short(c.ID), StepID: short(c.StepID), Attempt: c.Attempt, Generation: r.Generation,
 			Name: clean(c.Name, 512), Resource: clean(c.Resource, 512), Category: short(c.Category),
@@ -143,7 +150,24 @@ func (s *Service) commands(op *operation.Operation, r protocol.Report) []record.
 		if op.Spec.StepIndex(x.StepID) < 0 || !id.Valid(id.Command, x.ID) {
 			continue
 		}
+		if outputs += len(x.Output); outputs > maxOutputs {
+			x.Output = "left out: the outputs of one report are too long"
+		}
 		out = append(out, x)
+	}
+	return out
+}
+
+// parts splits commands into what fits in an item each.
+func parts(cmds []record.Command) [][]record.Command {
+	var out [][]record.Command
+	n := maxPartBytes
+	for _, c := range cmds {
+		b := len(record.Encode(c)) + 1
+		if n += b; n > maxPartBytes {
+			out, n = append(out, nil), b
+		}
+		out[len(out)-1] = append(out[len(out)-1], c)
 	}
 	return out
 }
@@ -161,6 +185,8 @@ func reportOf(agent string, r protocol.Report) (operation.Report, error) {
 		return operation.Report{}, tooMany("notes", len(r.Notes), maxNotes)
 	case r.Final != nil && len(r.Final.Details) > protocol.MaxDetailsBytes:
 		return operation.Report{}, tooMany("bytes of details", len(r.Final.Details), protocol.MaxDetailsBytes)
+	case r.Final != nil && len(r.Final.Details) > 0 && !json.Valid(r.Final.Details):
+		return operation.Report{}, operation.Refuse("invalid", "details is not JSON")
 	}
 	out := operation.Report{Agent: agent, Generation: r.Generation, N: r.N, Settled: r.Settled, Progress: progress(r.Progress)}
 	for _, st := range r.Steps {
@@ -193,7 +219,7 @@ func finalOf(f *protocol.Final) *operation.Final {
 		if i == maxListed {
 			break
 		}
-		out.Residual = append(out.Residual, operation.Residual{StepID: short(r.StepID), Step: short(r.Step), Resource: short(r.Resource), Detail: detail(r.Detail)})
+		out.Residual = append(out.Residual, operation.Residual{StepID: short(r.StepID), Step: short(r.Step), Resource: short(r.Resource), Detail: clean(r.Detail, maxListedBytes)})
 	}
 	return out
 }
@@ -204,7 +230,7 @@ func texts(in []string) []string {
 		if i == maxListed {
 			break
 		}
-		out = append(out, detail(s))
+		out = append(out, clean(s, maxListedBytes))
 	}
 	return out
 }

@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"strings"
@@ -134,21 +135,37 @@ const (
 	MaxLabelBytes  = 512
 	MaxBlockers    = 100
 	maxDetailBytes = protocol.MaxDetailBytes
+	// MaxObjectBytes bounds an object as it is kept, so that 50 go into one
+	// commit.
+	MaxObjectBytes = 56 << 10
 )
 
+// Refused is an object that broke a limit. It exists all the same: what is known
+// under its id stays.
+type Refused struct{ ID, Kind, UID string }
+
 // Objects turns a reported inventory into objects of the cluster. Each object
-// that breaks a limit is left out and told.
-func Objects(cluster string, inv *protocol.Inventory, now time.Time) (objects []Object, refused []string) {
+// that breaks a limit is left out and told. Of one object that is there twice
+// (a GPU under two spellings) the newer counts.
+func Objects(cluster string, inv *protocol.Inventory, now time.Time) (objects []Object, refused []Refused) {
 	if inv == nil {
 		return nil, nil
 	}
+	at := map[string]int{}
 	add := func(o Object, ok bool) {
 		if !ok || o.UID == "" || o.Name == "" || len(o.UID) > MaxNameBytes || len(o.Name) > MaxNameBytes ||
-			!operation.CleanText(o.Name) || !operation.CleanText(o.UID) {
-			refused = append(refused, o.Kind+"/"+strings.ToValidUTF8(truncate(o.UID, 64), "?"))
+			!operation.CleanText(o.Name) || !operation.CleanText(o.UID) || tooLarge(o) {
+			refused = append(refused, Refused{ID: o.ID, Kind: o.Kind, UID: strings.ToValidUTF8(truncate(o.UID, 64), "?")})
 			return
 		}
 		o.Cluster, o.FirstSeen, o.ObservedAt = cluster, now, now
+		if i, ok := at[o.ID]; ok {
+			if o.Revision > objects[i].Revision {
+				objects[i] = o
+			}
+			return
+		}
+		at[o.ID] = len(objects)
 		objects = append(objects, o)
 	}
 	for i := range inv.Nodes {
@@ -171,6 +188,11 @@ func Objects(cluster string, inv *protocol.Inventory, now time.Time) (objects []
 		add(Object{ID: ComponentID(cluster, c.Name), Kind: operation.KindComponent, Name: c.Name, UID: c.UID, Revision: c.Revision, Component: &c}, true)
 	}
 	return objects, refused
+}
+
+func tooLarge(o Object) bool {
+	b, err := json.Marshal(o)
+	return err != nil || len(b) > MaxObjectBytes
 }
 
 func labelsFit(labels map[string]string) bool {

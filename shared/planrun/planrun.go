@@ -148,11 +148,11 @@ func (r *Runner) admit(ctx context.Context, op *operation.Operation, kids *recor
 		}
 		before := *k
 		k.Admitted, k.Waiting = true, nil
-		_, err := r.Admission.AdmitChild(ctx, op, i, k.Operation, k.Request, []ledger.Write{kids.Write(i)})
+		_, err := r.Admission.AdmitChild(ctx, op, i, k.Operation, k.Request, kids.Admit(i))
 		var refused *operation.Refusal
 		switch {
 		case err == nil:
-			kids.Wrote(i)
+			kids.Admitted(i)
 			continue
 		case !errors.As(err, &refused):
 			*k = before

@@ -3,6 +3,7 @@ package record
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/opsplane/opsplane/shared/fleet"
@@ -54,11 +55,17 @@ type Children struct {
 	op       string
 	Kids     []Child
 	versions []int64
+	slots    int64
 }
 
 // Children reads a plan's children.
 func (st *Store) Children(ctx context.Context, op string) (*Children, error) {
 	c := &Children{op: op}
+	it, err := st.Ledger.Get(ctx, slotsKey(op)) // before the children: what is admitted since is a conflict
+	if err != nil && !errors.Is(err, ledger.ErrNotFound) {
+		return nil, fmt.Errorf("read slots of %s: %w", op, err)
+	}
+	c.slots = it.Version
 	q := ledger.Query{PK: OperationPK(op), From: skKids, To: skKids + "~"}
 	for {
 		p, err := st.Ledger.Query(ctx, q)
@@ -87,6 +94,22 @@ func (c *Children) Write(i int) ledger.Write {
 	lo := run * childrenPerItem
 	hi := min(lo+childrenPerItem, len(c.Kids))
 	return ledger.Write{Item: ledger.Item{Key: kidsKey(c.op, run), Data: Encode(childRun{c.Kids[lo:hi]})}, Expect: c.versions[run]}
+}
+
+// slotsKey is the key of the item that every admission of a child writes: runs
+// that count the open slots at once must not both fill the last one.
+func slotsKey(op string) ledger.Key { return ledger.Key{PK: OperationPK(op), SK: "slots"} }
+
+// Admit returns the writes that mark child i admitted: as Write, and conditional
+// on no other child's having been admitted since the children were read.
+func (c *Children) Admit(i int) []ledger.Write {
+	return []ledger.Write{c.Write(i), {Item: ledger.Item{Key: slotsKey(c.op), Data: []byte("{}")}, Expect: c.slots}}
+}
+
+// Admitted tells that the writes of Admit were committed.
+func (c *Children) Admitted(i int) {
+	c.Wrote(i)
+	c.slots++
 }
 
 // Wrote tells that the write of child i was committed.

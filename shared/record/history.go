@@ -60,7 +60,9 @@ func (st *Store) DeleteOperation(ctx context.Context, id string) error {
 			return fmt.Errorf("read parts of %s: %w", id, err)
 		}
 		for _, it := range p.Items {
-			if it.SK != skState && it.SK != skSpec {
+			// How far it was published goes last too: a relay that still comes by
+			// must not publish what is left a second time.
+			if it.SK != skState && it.SK != skSpec && it.SK != skPub {
 				keys = append(keys, it.Key)
 			}
 		}
@@ -70,10 +72,11 @@ func (st *Store) DeleteOperation(ctx context.Context, id string) error {
 		q.After = p.Next
 	}
 	for len(keys) > 0 {
-		n := min(ledger.MaxWrites, len(keys))
-		ws := make([]ledger.Write, n)
-		for i, k := range keys[:n] {
-			ws[i] = ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: k}, Expect: ledger.AnyVersion}
+		n := min(ledger.MaxWrites-1, len(keys))
+		// A retry in the meantime keeps its history.
+		ws := []ledger.Write{{Kind: ledger.Check, Item: ledger.Item{Key: StateKey(id)}, Expect: op.Version}}
+		for _, k := range keys[:n] {
+			ws = append(ws, ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: k}, Expect: ledger.AnyVersion})
 		}
 		keys = keys[n:]
 		if err := st.Ledger.Commit(ctx, ws...); err != nil {
@@ -82,5 +85,6 @@ func (st *Store) DeleteOperation(ctx context.Context, id string) error {
 	}
 	return st.Ledger.Commit(ctx,
 		ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: StateKey(id)}, Expect: op.Version},
-		ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: specKey(id)}, Expect: ledger.AnyVersion})
+		ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: specKey(id)}, Expect: ledger.AnyVersion},
+		ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: pubKey(id)}, Expect: ledger.AnyVersion})
 }

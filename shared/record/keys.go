@@ -8,6 +8,7 @@
 //	op#ID            cmd#GEN#N#I         a run of commands
 //	op#ID            pub                 how far its journal is in the stream
 //	op#ID            kids#N              up to 16 children of a plan
+//	op#ID            slots               written by every admission of a child
 //	res#ID           inv                 an object of the inventory        list, scope, lookup
 //	res#ID           lock                operation.LockState
 //	res#ID           ref#TIME#OP         an operation that touched it

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,11 +37,13 @@ func Decode[T any](it ledger.Item) (T, error) {
 
 // Encode writes an item's data. The domain's values always encode.
 func Encode(v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // no page shows it, and limits count bytes
+	if err := enc.Encode(v); err != nil {
 		panic(fmt.Sprintf("encode %T: %v", v, err))
 	}
-	return b
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
 // Load reads one operation, or ledger.ErrNotFound.

@@ -45,10 +45,13 @@ func Pass(ctx context.Context, st *record.Store, p Policy) (deleted int, err err
 					return deleted, err
 				}
 			}
-			if err := st.DeleteOperation(ctx, id); err != nil && !errors.Is(err, ledger.ErrConflict) {
+			err = st.DeleteOperation(ctx, id)
+			switch {
+			case err == nil:
+				deleted++
+			case !errors.Is(err, ledger.ErrConflict) && !errors.Is(err, ledger.ErrNotFound): // else it was retried, or another pass was faster
 				return deleted, err
 			}
-			deleted++
 		}
 		if page.Next == "" {
 			break
