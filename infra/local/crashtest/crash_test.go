@@ -97,10 +97,14 @@ func TestCrash(t *testing.T) {
 	t.Logf("%d rounds (%v) in %s, %s with the checks", n, kills, loaded.Round(time.Second), time.Since(began).Round(time.Second))
 }
 
-// kill does the rounds and counts them by what was killed.
+// kill does the rounds and counts them by what was done to whom. Agents are also
+// stopped for longer than their lease; one that the plane's death leaves behind
+// wakes up beside its successor.
 func kill(t *testing.T, p *plane, r *rand.Rand, n int) map[string]int {
 	t.Helper()
 	did := map[string]int{}
+	var sleepers sync.WaitGroup
+	defer sleepers.Wait()
 	up := func(i int) {
 		if i%6 == 5 {
 			p.verify(p.data) // as the kill left it
@@ -117,29 +121,27 @@ func kill(t *testing.T, p *plane, r *rand.Rand, n int) map[string]int {
 	}
 	for i := range n {
 		time.Sleep(time.Duration(200+r.IntN(1300)) * time.Millisecond)
-		switch draw := r.IntN(10); {
-		case draw < 4:
+		pid := p.agentPIDs()[pick(r, local.DemoClusters)]
+		switch draw := r.IntN(20); {
+		case draw < 7:
 			did["plane"]++
 			p.kill()
 			up(i)
-		case draw < 7:
+		case draw < 12:
 			did["all"]++
 			p.killGroup()
 			up(i)
-		default:
+		case draw < 17:
 			did["agent"]++
-			pids := p.agentPIDs()
-			names := make([]string, 0, len(pids))
-			for name := range pids {
-				names = append(names, name)
-			}
-			slices.Sort(names)
-			if len(names) == 0 {
-				continue
-			}
-			if pid := pids[pick(r, names)]; alive(pid) {
-				_ = syscall.Kill(pid, syscall.SIGKILL)
-			}
+			signal(pid, syscall.SIGKILL)
+		default:
+			did["pause"]++
+			signal(pid, syscall.SIGSTOP)
+			d := short.lease + short.call + time.Duration(r.IntN(2000))*time.Millisecond
+			sleepers.Go(func() {
+				time.Sleep(d)
+				signal(pid, syscall.SIGCONT)
+			})
 		}
 		if t.Failed() {
 			break
@@ -148,14 +150,24 @@ func kill(t *testing.T, p *plane, r *rand.Rand, n int) map[string]int {
 	return did
 }
 
+// signal signals one of this test's own processes, if it is still there.
+func signal(pid int, s syscall.Signal) {
+	if alive(pid) {
+		_ = syscall.Kill(pid, s)
+	}
+}
+
 // check compares what is there with what the clients and the reader were told.
 func (p *plane) check(c *client, l *load, r *reader) {
 	p.t.Helper()
 	t := p.t
 	all := list[op](c, "/v1/operations")
 	byID, byReason := map[string]op{}, map[string][]string{}
-	phases := map[operation.Phase]int{}
+	phases, causes := map[operation.Phase]int{}, map[string]int{}
 	for _, o := range all {
+		if o.Result != nil && o.Result.Cause != nil {
+			causes[string(o.Phase)+" "+o.Result.Cause.ErrorCode]++
+		}
 		if _, twice := byID[o.ID]; twice {
 			t.Errorf("operation %s is listed twice", o.ID)
 		}
@@ -177,6 +189,9 @@ func (p *plane) check(c *client, l *load, r *reader) {
 		}
 		if s.accepted {
 			accepted++
+			if o := byID[s.id]; s.cancel == http.StatusOK && o.Phase != operation.Cancelled {
+				t.Errorf("operation %s was cancelled at once, and is %s", s.id, o.Phase)
+			}
 		}
 		if s.unsure > 0 {
 			unsure++
@@ -204,8 +219,8 @@ func (p *plane) check(c *client, l *load, r *reader) {
 			l.replay(s)
 		}
 	}
-	t.Logf("%d operations of %d requests (%d accepted, %d after lost answers), %v, worst lateness %s, %d events, %d failed reads",
-		len(all), len(l.sent), accepted, unsure, phases, worst.Round(time.Millisecond), len(r.facts), r.errors)
+	t.Logf("%d operations of %d requests (%d accepted, %d after lost answers), %v %v, worst lateness %s, %d events, %d failed reads",
+		len(all), len(l.sent), accepted, unsure, phases, causes, worst.Round(time.Millisecond), len(r.facts), r.errors)
 }
 
 // lateness returns by how much the latest operation outlived its deadline, and
@@ -308,6 +323,14 @@ func (p *plane) cordonAll(c *client, nodes []thing) {
 	for _, id := range ids {
 		if o := c.finish(id, 30*time.Second); o.Phase != operation.Succeeded {
 			p.t.Errorf("cordon %s of an idle node is %s: %+v", id, o.Phase, o.Result)
+		}
+	}
+	for _, n := range list[struct {
+		Name        string `json:"name"`
+		Schedulable bool   `json:"schedulable"`
+	}](c, "/v1/nodes") {
+		if n.Schedulable {
+			p.t.Errorf("node %s is cordoned and is listed as schedulable", n.Name)
 		}
 	}
 }
