@@ -45,13 +45,12 @@ type FoundCommand struct {
 }
 
 // Commands reads an operation's commands behind the place, in the order of
-// their reports: at least limit, when there are so many.
+// their reports, at most limit. A command that was told while in flight and
+// again when it was answered is one, at its first place.
 func (st *Store) Commands(ctx context.Context, op, sort string, index, limit int) ([]FoundCommand, error) {
 	q := ledger.Query{PK: OperationPK(op), From: skCommand, To: skCommand + "~", Limit: 100}
-	if sort != "" {
-		q.From = sort
-	}
-	var out []FoundCommand
+	var all []FoundCommand
+	at := map[string]int{}
 	for {
 		p, err := st.Ledger.Query(ctx, q)
 		if err != nil {
@@ -63,18 +62,24 @@ func (st *Store) Commands(ctx context.Context, op, sort string, index, limit int
 				return nil, err
 			}
 			for i, c := range run.Commands {
-				if it.SK == sort && i <= index {
+				if k, ok := at[c.ID]; ok {
+					if all[k].EndedAt == nil {
+						all[k].Command = c
+					}
 					continue
 				}
-				out = append(out, FoundCommand{Command: c, Sort: it.SK, Index: i})
-			}
-			if len(out) >= limit {
-				return out, nil
+				at[c.ID] = len(all)
+				all = append(all, FoundCommand{Command: c, Sort: it.SK, Index: i})
 			}
 		}
 		if p.Next == "" {
-			return out, nil
+			break
 		}
 		q.After = p.Next
 	}
+	from := 0
+	for sort != "" && from < len(all) && (all[from].Sort < sort || (all[from].Sort == sort && all[from].Index <= index)) {
+		from++
+	}
+	return all[from:min(from+limit, len(all))], nil
 }
