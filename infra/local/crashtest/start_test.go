@@ -179,9 +179,11 @@ func TestTLS(t *testing.T) {
 		return p.startAgent(name, token, "zoo", filepath.Join(p.dir, "sim"), "--plane", c.url, "--ca-file", ca)
 	}
 	bad := start("bad", wrong)
-	time.Sleep(1500 * time.Millisecond)
-	if log := read(t, bad.log); !regexp.MustCompile(`certificate|x509`).MatchString(log) {
-		t.Errorf("the agent with the wrong authority does not say so:\n%s", log)
+	said := regexp.MustCompile(`certificate|x509`)
+	for end := time.Now().Add(20 * time.Second); !said.MatchString(read(t, bad.log)); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the agent with the wrong authority does not say so:\n%s", read(t, bad.log))
+		}
 	}
 	if n := len(list[thing](c, "/v1/nodes")); n > 0 {
 		t.Errorf("the agent with the wrong authority told of %d nodes", n)
