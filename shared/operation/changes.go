@@ -168,7 +168,7 @@ func (LoseLease) apply(tx *transaction) error {
 	tx.forget(detail)
 	tx.endLease("lease_lost")
 	at := tx.at
-	tx.s.RungAt, tx.s.Rings = &at, 1
+	tx.s.RungAt, tx.s.Rings = &at, 0
 	if tx.s.Phase == Reconciling {
 		return nil
 	}

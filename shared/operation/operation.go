@@ -323,7 +323,9 @@ type State struct {
 	Journal     JournalHead    `json:"journal"`
 	// RungAt is when a doorbell was last due; sweep rings again from it.
 	RungAt *time.Time `json:"rung_at,omitempty"`
-	// Rings counts doorbells of this generation, for back-off.
+	// Rings counts doorbells of this generation, for back-off. Zero beside a
+	// RungAt: relay rings when the record of the change comes to it. Whoever
+	// counts one up has rung itself.
 	Rings int `json:"rings,omitempty"`
 	// PlaneLocal operations never reach a cluster.
 	PlaneLocal bool `json:"plane_local,omitempty"`

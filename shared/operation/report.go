@@ -135,7 +135,7 @@ func (tx *transaction) end(f Final) error {
 		}
 		tx.endLease("handed_back")
 		at := tx.at
-		tx.s.RungAt, tx.s.Rings = &at, 1
+		tx.s.RungAt, tx.s.Rings = &at, 0
 		return tx.move(Dispatched, ByHandBack, actor, "hand_back", f.Message)
 	case FinalAmbiguous:
 		return tx.ambiguous(actor, f.Message)
@@ -199,7 +199,7 @@ func (tx *transaction) ambiguous(actor Actor, detail string) error {
 	tx.forget(detail)
 	tx.endLease("ambiguous")
 	at := tx.at
-	tx.s.RungAt, tx.s.Rings = &at, 1
+	tx.s.RungAt, tx.s.Rings = &at, 0
 	if tx.s.Phase != Reconciling {
 		if err := tx.move(Reconciling, ByReport, actor, "ambiguous", detail); err != nil {
 			return err
@@ -253,7 +253,7 @@ func (c Resolve) apply(tx *transaction) error {
 		Before: jsonOf(map[string]any{"phase": tx.s.Steps[i].Phase}), After: jsonOf(map[string]any{"phase": phase})})
 	tx.setStep(i, phase, OutcomeDone, "resolved", c.Evidence, "")
 	at := tx.at
-	tx.s.RungAt, tx.s.Rings = &at, 1
+	tx.s.RungAt, tx.s.Rings = &at, 0
 	if tx.unknown() >= 0 {
 		return nil // more to settle first
 	}

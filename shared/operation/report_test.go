@@ -64,7 +64,7 @@ func TestHandBack(t *testing.T) {
 	if h.s.Lease != nil || h.s.Assignments[0].Ended != "handed_back" || h.step("evict").Phase != StepPending || h.step("look").Phase != StepSucceeded {
 		t.Errorf("state %+v", h.s)
 	}
-	if h.s.RungAt == nil || h.s.Rings != 1 {
+	if h.s.RungAt == nil || h.s.Rings != 0 {
 		t.Error("the next doorbell is not due at once")
 	}
 	h.claimed(t).wantPhase(t, Running)

@@ -11,10 +11,9 @@ import (
 )
 
 // Published is how far relay is with an operation: the last journal entry that
-// is in the stream, and the last ring that was sent.
+// is in the stream.
 type Published struct {
-	Seq  int64      `json:"seq"`
-	Rung *time.Time `json:"rung,omitempty"`
+	Seq int64 `json:"seq"`
 	// Version of the item, for the conditional write; not stored.
 	Version int64 `json:"-"`
 }
@@ -35,6 +34,7 @@ type Glance struct {
 	Lease      *struct{}                `json:"lease"`
 	Cancel     *operation.CancelRequest `json:"cancel"`
 	RungAt     *time.Time               `json:"rung_at"`
+	Rings      int                      `json:"rings"`
 	Journal    operation.JournalHead    `json:"journal"`
 	PlaneLocal bool                     `json:"plane_local"`
 }

@@ -79,7 +79,6 @@ func (r *Relay) collect(ctx context.Context, ids []string) (map[string][]pending
 				p.events = append(p.events, ev)
 			}
 		}
-		p.pub.Rung = glances[id].RungAt
 		stream := event.StreamOf(spec.Cluster)
 		streams[stream] = append(streams[stream], p)
 	}

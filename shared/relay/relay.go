@@ -93,7 +93,7 @@ func Operations(changes []ledger.Change) []string {
 // dispatched, queues are rung. It returns the operations that failed, with the
 // first error; the others are done.
 func (r *Relay) Dispatch(ctx context.Context, ids []string) (failed []string, err error) {
-	glances, pubs, err := r.Store.Glances(ctx, ids)
+	glances, _, err := r.Store.Glances(ctx, ids)
 	if err != nil {
 		return ids, err
 	}
@@ -104,7 +104,7 @@ func (r *Relay) Dispatch(ctx context.Context, ids []string) (failed []string, er
 	slots := make(chan struct{}, parallel)
 	for _, id := range ids {
 		g, ok := glances[id]
-		if !ok || r.nothingToDo(&g, pubs[id]) {
+		if !ok || r.nothingToDo(&g) {
 			continue
 		}
 		slots <- struct{}{}
@@ -122,14 +122,14 @@ func (r *Relay) Dispatch(ctx context.Context, ids []string) (failed []string, er
 }
 
 // nothingToDo tells whether an operation needs neither dispatch nor a ring.
-func (r *Relay) nothingToDo(g *record.Glance, pub record.Published) bool {
+func (r *Relay) nothingToDo(g *record.Glance) bool {
 	switch {
 	case g.Phase.Terminal():
 		return g.Parent == ""
 	case g.PlaneLocal, g.Phase == operation.Pending:
 		return false
 	case g.Lease == nil:
-		return g.RungAt == nil || (pub.Rung != nil && pub.Rung.Equal(*g.RungAt))
+		return g.RungAt == nil || g.Rings > 0 // else whoever changed it has rung
 	}
 	return g.Cancel == nil || r.Store.Now().Sub(g.Cancel.RequestedAt) >= attentionFor
 }
