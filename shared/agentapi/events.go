@@ -32,10 +32,9 @@ func (s *Service) Events(ctx context.Context, cluster string, req protocol.Event
 	if err != nil {
 		return protocol.EventsAnswer{}, err
 	}
-	const step = 100
 	answer := protocol.EventsAnswer{Refused: []protocol.RefusedEvent{}}
 	for first := true; first || len(req.Events) > 0; first = false {
-		n := min(step, len(req.Events))
+		n := batchOf(req.Events)
 		part := req.Events[:n]
 		req.Events = req.Events[n:]
 		for try := 0; ; try++ {
@@ -51,6 +50,22 @@ func (s *Service) Events(ctx context.Context, cluster string, req protocol.Event
 		}
 	}
 	return answer, nil
+}
+
+// Bounds of one append; one event more than the bytes may go in.
+const (
+	eventsPerAppend = 100
+	bytesPerAppend  = 1 << 20
+)
+
+// batchOf returns how many of the leading events go into one append.
+func batchOf(evs []protocol.Event) int {
+	n, total := 0, 0
+	for n < len(evs) && n < eventsPerAppend && total < bytesPerAppend {
+		total += len(evs[n].Detail)
+		n++
+	}
+	return n
 }
 
 func (s *Service) events(ctx context.Context, cluster, agentID, name, boot string, in []protocol.Event) (int64, []protocol.RefusedEvent, error) {
