@@ -22,9 +22,10 @@ type meddler struct {
 	queue.Sender
 	meddle func(m *meddler, name string, ms []queue.Outgoing) error
 
-	mu   sync.Mutex
-	seen map[string][][]byte // bodies by queue
-	held []letter
+	mu    sync.Mutex
+	seen  map[string][][]byte // bodies by queue
+	held  []letter
+	first time.Time // when the first was sent
 }
 
 type letter struct {
@@ -99,8 +100,14 @@ func TestDoorbells(t *testing.T) {
 			m.held = nil
 			return nil
 		}},
-		{"refused by the queue", func(m *meddler, name string, ms []queue.Outgoing) error {
-			if rand.IntN(2) == 0 {
+		{"refused for a while", func(m *meddler, name string, ms []queue.Outgoing) error {
+			m.mu.Lock()
+			if m.first.IsZero() {
+				m.first = time.Now()
+			}
+			out := time.Since(m.first) < 1500*time.Millisecond
+			m.mu.Unlock()
+			if out {
 				return queue.ErrUnavailable
 			}
 			return pass(m, name, ms)

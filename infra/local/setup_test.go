@@ -173,7 +173,14 @@ func (s *site) finish(ids ...string) []operation.Operation {
 	s.t.Helper()
 	var out []operation.Operation
 	for _, id := range ids {
-		s.wait("operation "+id+" has ended", 30*time.Second, func() bool { return s.load(id).State.Phase.Terminal() })
+		end := time.Now().Add(30 * time.Second)
+		for !s.load(id).State.Phase.Terminal() {
+			if time.Now().After(end) {
+				b, _ := json.MarshalIndent(s.load(id).State, "", " ")
+				s.t.Fatalf("operation %s does not end:\n%s", id, b)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
 		out = append(out, s.load(id))
 	}
 	return out

@@ -202,7 +202,7 @@ func (p *plane) check(c *client, l *load, r *reader) {
 			t.Errorf("%d operations %v of one request: %s", len(ids), ids, reason)
 		}
 	}
-	worst := p.lateness(all)
+	worst, late := p.lateness(all)
 	p.journals(c, all, r.transitions())
 	for _, cluster := range local.DemoClusters {
 		effects, err := sim.ReadEffects(filepath.Join(p.data, "sim", cluster))
@@ -219,28 +219,29 @@ func (p *plane) check(c *client, l *load, r *reader) {
 			l.replay(s)
 		}
 	}
-	t.Logf("%d operations of %d requests (%d accepted, %d after lost answers), %v %v, worst lateness %s, %d events, %d failed reads",
-		len(all), len(l.sent), accepted, unsure, phases, causes, worst.Round(time.Millisecond), len(r.facts), r.errors)
+	t.Logf("%d operations of %d requests (%d accepted, %d after lost answers), %v %v, worst lateness %s (%s), %d events, %d failed reads",
+		len(all), len(l.sent), accepted, unsure, phases, causes, worst.Round(time.Millisecond), late, len(r.facts), r.errors)
 }
 
 // lateness returns by how much the latest operation outlived its deadline, and
-// holds all to the bound: lease and one call deadline, and what the plane was
-// away.
-func (p *plane) lateness(all []op) time.Duration {
+// which it was, and holds all to the bound: lease and one call deadline, and what
+// the plane was away.
+func (p *plane) lateness(all []op) (worst time.Duration, which string) {
 	p.t.Helper()
-	worst := time.Duration(0)
 	for _, o := range all {
 		if o.FinishedAt == nil {
 			continue
 		}
 		late := o.FinishedAt.Sub(o.Deadline)
 		allowed := short.lease + short.call + 3*time.Second // three for the starts and for a busy machine
-		if late-p.away(o.Deadline) > allowed {
+		if late-p.away(o.Deadline, *o.FinishedAt) > allowed {
 			p.t.Errorf("operation %s (%s) is %s, %s after its deadline; the bound is %s", o.ID, o.Type, o.Phase, late, allowed)
 		}
-		worst = max(worst, late)
+		if late > worst {
+			worst, which = late, fmt.Sprintf("a %s, %s; the plane was away for %s of it", o.Type, o.Phase, p.away(o.Deadline, *o.FinishedAt).Round(time.Millisecond))
+		}
 	}
-	return worst
+	return worst, which
 }
 
 // journals reads every journal: no entry is missing, the chain holds, and each

@@ -203,14 +203,18 @@ func (p *plane) wentDown() {
 	}
 }
 
-// away is how long the plane was down after at, all in all.
-func (p *plane) away(at time.Time) time.Duration {
+// away is how long the plane was down between two times.
+func (p *plane) away(from, to time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var sum time.Duration
 	for _, d := range p.down {
-		if d.to.After(at) {
-			sum += d.to.Sub(later(d.from, at))
+		a, b := later(d.from, from), to
+		if !d.to.IsZero() && d.to.Before(to) {
+			b = d.to
+		}
+		if b.After(a) {
+			sum += b.Sub(a)
 		}
 	}
 	return sum
