@@ -244,8 +244,15 @@ func (p *plane) killGroup() {
 // term asks the engine to stop and returns its exit code and how long it took.
 func (p *plane) term(within time.Duration) (int, time.Duration) {
 	p.t.Helper()
+	return p.stop(p.cmd.Process.Pid, syscall.SIGTERM, within)
+}
+
+// stop sends a signal to a process or, with a negative number, a process group,
+// and waits for the engine's end.
+func (p *plane) stop(pid int, s syscall.Signal, within time.Duration) (int, time.Duration) {
+	p.t.Helper()
 	began := time.Now()
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	_ = syscall.Kill(pid, s)
 	done := make(chan struct{})
 	go func() {
 		_ = p.cmd.Wait()
@@ -254,7 +261,7 @@ func (p *plane) term(within time.Duration) (int, time.Duration) {
 	select {
 	case <-done:
 	case <-time.After(within):
-		p.t.Errorf("the engine did not end within %s of SIGTERM:\n%s", within, tail(p.log))
+		p.t.Errorf("the engine did not end within %s of signal %d:\n%s", within, s, tail(p.log))
 		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 		<-done
 	}

@@ -72,47 +72,60 @@ func read(t *testing.T, path string) string {
 }
 
 // TestGracefulStop asks the engine to stop in the middle of drains: the work is
-// handed back, not lost, and goes on at the next start.
+// handed back, not lost, and goes on at the next start. Ctrl-C reaches the whole
+// process group at once.
 func TestGracefulStop(t *testing.T) {
-	t.Parallel()
-	p := newPlane(t, "--demo", "--log", "warn")
-	p.start()
-	c := p.client()
-	nodes := c.things("nodes", 40)
-	var ids []string
-	for _, n := range nodes[:12] {
-		if strings.Contains(n.Name, "blocked") || strings.Contains(n.Name, "shared") {
-			continue
-		}
-		ids = append(ids, c.create(request{Type: "node.drain", Target: n.ID, Reason: "stop in the middle", Payload: map[string]any{"force": true}}).ID)
-	}
-	c.until(ids[0], 10*time.Second, "running", func(o op) bool { return o.Phase == operation.Running || o.Phase.Terminal() })
-	code, took := p.term(10 * time.Second)
-	if code != 0 {
-		t.Errorf("exit code %d:\n%s", code, tail(p.log))
-	}
-	p.verify(p.data)
-	p.start()
-	back := 0
-	for _, id := range ids {
-		o := c.finish(id, 60*time.Second)
-		if o.Phase != operation.Succeeded {
-			t.Errorf("%s is %s: %+v", id, o.Phase, o.Result)
-		}
-		for _, a := range o.Assignments {
-			switch a.Ended {
-			case "handed_back":
-				back++
-			case "reported":
-			default:
-				t.Errorf("%s was not handed back: %+v", id, a)
+	for _, tc := range []struct {
+		name  string
+		s     syscall.Signal
+		group bool
+	}{{"SIGTERM", syscall.SIGTERM, false}, {"Ctrl-C", syscall.SIGINT, true}} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			p := newPlane(t, "--demo", "--log", "warn")
+			p.start()
+			c := p.client()
+			nodes := c.things("nodes", 40)
+			var ids []string
+			for _, n := range nodes[:12] {
+				if strings.Contains(n.Name, "blocked") || strings.Contains(n.Name, "shared") {
+					continue
+				}
+				ids = append(ids, c.create(request{Type: "node.drain", Target: n.ID, Reason: "stop in the middle", Payload: map[string]any{"force": true}}).ID)
 			}
-		}
+			c.until(ids[0], 10*time.Second, "running", func(o op) bool { return o.Phase == operation.Running || o.Phase.Terminal() })
+			pid := p.cmd.Process.Pid
+			if tc.group {
+				pid = -pid
+			}
+			code, took := p.stop(pid, tc.s, 10*time.Second)
+			if code != 0 {
+				t.Errorf("exit code %d:\n%s", code, tail(p.log))
+			}
+			p.verify(p.data)
+			p.start()
+			back := 0
+			for _, id := range ids {
+				o := c.finish(id, 60*time.Second)
+				if o.Phase != operation.Succeeded {
+					t.Errorf("%s is %s: %+v", id, o.Phase, o.Result)
+				}
+				for _, a := range o.Assignments {
+					switch a.Ended {
+					case "handed_back":
+						back++
+					case "reported":
+					default:
+						t.Errorf("%s was not handed back: %+v", id, a)
+					}
+				}
+			}
+			if back == 0 {
+				t.Error("nothing was handed back")
+			}
+			t.Logf("stopped in %s, %d of %d handed back", took.Round(time.Millisecond), back, len(ids))
+		})
 	}
-	if back == 0 {
-		t.Error("nothing was handed back")
-	}
-	t.Logf("stopped in %s, %d of %d handed back", took.Round(time.Millisecond), back, len(ids))
 }
 
 // TestOrphans kills the plane alone: its agents end by themselves.

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -101,7 +103,10 @@ type agentCmd struct {
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "agent" { // its flags are its own
-		os.Exit(agentcmd.Main(context.Background(), os.Args[2:], os.Stdin, os.Stderr))
+		// Ctrl-C reaches the whole process group, the simulated agents too.
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		context.AfterFunc(ctx, stop) // a second signal kills
+		os.Exit(agentcmd.Main(ctx, os.Args[2:], os.Stdin, os.Stderr))
 	}
 	var c cli
 	k := kong.Parse(&c, kong.Name("opsplane"), kong.Description("The operations plane of a GPU fleet, on one machine."), kong.UsageOnError())
