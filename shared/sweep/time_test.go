@@ -226,7 +226,7 @@ func TestCancel(t *testing.T) {
 	p.want(first, operation.Succeeded)
 
 	lost := p.dispatched("n2") // its holder dies while it cancels
-	as = a.evicting(lost)
+	a.evicting(lost)
 	p.cancel(lost, 202)
 	p.pass(25 * time.Second)
 	p.no(a.beat())
