@@ -17,7 +17,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -78,38 +77,6 @@ func New(o Options) *Bus {
 		o.Attempts = 8
 	}
 	return &Bus{o: o}
-}
-
-// Stats counts what a subscription, or all of a bus, did with its messages.
-type Stats struct {
-	Delivered int64 // handled without error
-	Retried   int64 // calls after a failure
-	Dropped   int64 // given up, or pushed out of a full buffer, or left at Close
-	Waiting   int   // in the buffer now
-}
-
-func (s *Stats) add(t Stats) {
-	s.Delivered += t.Delivered
-	s.Retried += t.Retried
-	s.Dropped += t.Dropped
-	s.Waiting += t.Waiting
-}
-
-// Subscription is one subscriber's place on the bus.
-type Subscription struct {
-	bus     *Bus
-	pattern bus.Pattern
-	handle  Handler
-	stop    context.CancelFunc
-	done    chan struct{} // closed when the goroutine has ended
-
-	// Guarded by bus.mu.
-	buffer  []bus.Message
-	failing bool // the last call failed
-	ended   bool
-	stats   Stats
-	wake    chan struct{} // of one: there is a message, or it has ended
-	room    chan struct{} // closed and replaced when a message leaves the buffer
 }
 
 // Subscribe calls the handler for every message published from now on that
@@ -221,17 +188,6 @@ func (b *Bus) tellDrop(m bus.Message, err error) {
 	}
 }
 
-// Stats sums up all subscriptions, those that ended too.
-func (b *Bus) Stats() Stats {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	total := b.past
-	for _, s := range b.subs {
-		total.add(s.statsLocked())
-	}
-	return total
-}
-
 // Close takes no more messages and waits until the buffers are empty or ctx
 // ends; what is left then is dropped, counted, and told as an error.
 func (b *Bus) Close(ctx context.Context) error {
@@ -260,145 +216,4 @@ func (b *Bus) Close(ctx context.Context) error {
 		return fmt.Errorf("close bus: %d messages were not handled: %w", left, ctx.Err())
 	}
 	return nil
-}
-
-// Close ends the subscription: the call in progress is cancelled and awaited,
-// what waits is dropped. The handler itself must not call it.
-func (s *Subscription) Close() {
-	s.stop()
-	<-s.done
-	s.end()
-}
-
-// end takes the subscription off the bus and counts what was left.
-func (s *Subscription) end() (left int) {
-	b := s.bus
-	b.mu.Lock()
-	s.ended = true
-	dropped := s.buffer
-	s.buffer = nil
-	s.stats.Dropped += int64(len(dropped))
-	s.openRoom()
-	if i := slices.Index(b.subs, s); i >= 0 {
-		b.subs = slices.Delete(b.subs, i, i+1)
-		b.past.add(s.stats)
-	}
-	b.mu.Unlock()
-	for _, m := range dropped {
-		b.tellDrop(m, context.Canceled)
-	}
-	return len(dropped)
-}
-
-// Stats counts this subscription's messages.
-func (s *Subscription) Stats() Stats {
-	s.bus.mu.Lock()
-	defer s.bus.mu.Unlock()
-	return s.statsLocked()
-}
-
-func (s *Subscription) statsLocked() Stats {
-	st := s.stats
-	st.Waiting = len(s.buffer)
-	return st
-}
-
-// signal and openRoom are called with the lock held.
-func (s *Subscription) signal() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-func (s *Subscription) openRoom() {
-	close(s.room)
-	s.room = make(chan struct{})
-}
-
-// run delivers until the subscription ends. The message in hand stays out of
-// the buffer.
-func (s *Subscription) run(ctx context.Context) {
-	defer close(s.done)
-	for ctx.Err() == nil {
-		m, ok, ended := s.next()
-		switch {
-		case ok:
-			s.deliver(ctx, m)
-		case ended:
-			return
-		default:
-			select {
-			case <-s.wake:
-			case <-ctx.Done():
-			}
-		}
-	}
-}
-
-func (s *Subscription) next() (m bus.Message, ok, ended bool) {
-	s.bus.mu.Lock()
-	defer s.bus.mu.Unlock()
-	if len(s.buffer) == 0 {
-		return bus.Message{}, false, s.ended
-	}
-	m = s.buffer[0]
-	s.buffer[0] = bus.Message{} // free its detail
-	s.buffer = s.buffer[1:]
-	s.openRoom()
-	return m, true, false
-}
-
-func (s *Subscription) deliver(ctx context.Context, m bus.Message) {
-	o := s.bus.o
-	pause := o.Backoff
-	for attempt := 1; ; attempt++ {
-		err := s.attempt(ctx, m)
-		given := err != nil && (attempt >= o.Attempts || ctx.Err() != nil)
-		s.count(err, attempt > 1, given)
-		if given {
-			s.bus.tellDrop(m, err)
-		}
-		if err == nil || given {
-			return
-		}
-		timer := time.NewTimer(pause/2 + rand.N(pause/2+1))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
-		pause = min(2*pause, o.MaxBackoff)
-	}
-}
-
-// attempt calls the handler once; a panic is an error of that handler.
-func (s *Subscription) attempt(ctx context.Context, m bus.Message) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.bus.o.Timeout)
-	defer cancel()
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("handler panicked: %v", r)
-		}
-	}()
-	return s.handle(ctx, m)
-}
-
-func (s *Subscription) count(err error, again, given bool) {
-	s.bus.mu.Lock()
-	defer s.bus.mu.Unlock()
-	if again {
-		s.stats.Retried++
-	}
-	if err == nil {
-		s.stats.Delivered++
-	}
-	if given {
-		s.stats.Dropped++
-	}
-	failing := err != nil
-	if failing && !s.failing {
-		s.openRoom() // publishers need not wait for it any longer
-	}
-	s.failing = failing
 }
