@@ -1,0 +1,37 @@
+package protocol
+
+import "time"
+
+// Capability is something the agent can do, and how new its way of doing it is.
+type Capability struct {
+	Name    string `json:"name"`
+	Version int    `json:"version"`
+}
+
+// Heartbeat is POST /v1/agent/heartbeat: sent at the start and every 5 s.
+type Heartbeat struct {
+	Name         string       `json:"name"` // this agent process's stable name in its cluster
+	Boot         string       `json:"boot"` // new at each start
+	Version      string       `json:"version"`
+	Capabilities []Capability `json:"capabilities"`
+	SentAt       time.Time    `json:"sent_at"` // the agent's wall clock, to measure skew
+	Leases       int          `json:"leases"`
+	Capacity     int          `json:"capacity"`
+	Stopping     bool         `json:"stopping,omitempty"`
+}
+
+// HeartbeatAnswer configures the agent.
+type HeartbeatAnswer struct {
+	AgentID string `json:"agent_id"`
+	Cluster string `json:"cluster"`
+	// ServerTime is the plane's clock at the answer.
+	ServerTime     time.Time `json:"server_time"`
+	LeaseMS        int64     `json:"lease_ms"`
+	CallDeadlineMS int64     `json:"call_deadline_ms"`
+	// Reporter: this agent holds the reporter lease and sends inventory.
+	Reporter bool `json:"reporter"`
+	// FullInventory: the plane asks for a full resend.
+	FullInventory bool `json:"full_inventory"`
+	// QueueURL is where to poll on AWS; empty: the plane's own long poll.
+	QueueURL string `json:"queue_url,omitempty"`
+}

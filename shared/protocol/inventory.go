@@ -1,0 +1,93 @@
+package protocol
+
+import "time"
+
+// Inventory is a set of objects as the agent saw them. Revision of an object
+// only grows; the plane keeps the newest it has seen.
+type Inventory struct {
+	Nodes       []Node       `json:"nodes,omitempty"`
+	Devices     []Device     `json:"devices,omitempty"`
+	Deployments []Deployment `json:"deployments,omitempty"`
+	Components  []Component  `json:"components,omitempty"`
+}
+
+// InventoryRequest is POST /v1/agent/inventory. A full resend is a run of
+// requests with one Snapshot id and Part counted from 0; the one with Last set
+// ends it, and what the run did not name is gone.
+type InventoryRequest struct {
+	AgentID  string    `json:"agent_id"`
+	Boot     string    `json:"boot"`
+	Snapshot string    `json:"snapshot,omitempty"`
+	Part     int       `json:"part,omitempty"`
+	Last     bool      `json:"last,omitempty"`
+	Objects  Inventory `json:"objects"`
+	// Gone names objects that went: "node/UID", "device/UID", ...
+	Gone []string `json:"gone,omitempty"`
+}
+
+// InventoryAnswer answers an InventoryRequest.
+type InventoryAnswer struct {
+	Reporter      bool `json:"reporter"` // false: another agent reports; nothing was taken
+	FullInventory bool `json:"full_inventory"`
+}
+
+// Cordon says who closed a node to new pods.
+type Cordon struct {
+	// Owner is "opsplane" or "external".
+	Owner     string    `json:"owner"`
+	Operation string    `json:"operation,omitempty"`
+	By        string    `json:"by,omitempty"`
+	Reason    string    `json:"reason,omitempty"`
+	Since     time.Time `json:"since"`
+}
+
+// Node is a node as reported.
+type Node struct {
+	UID         string            `json:"uid"`
+	Name        string            `json:"name"`
+	Revision    int64             `json:"revision"`
+	Schedulable bool              `json:"schedulable"`
+	Ready       bool              `json:"ready"`
+	Cordon      *Cordon           `json:"cordon,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	GPUs        int               `json:"gpus"`
+	Pods        int               `json:"pods"`
+	// Blockers are what a drain would meet, as last seen.
+	Blockers []Blocker `json:"blockers,omitempty"`
+}
+
+// Device is a GPU as reported.
+type Device struct {
+	UID      string   `json:"uid"` // canonical: GPU-<lower-case uuid>
+	Aliases  []string `json:"aliases,omitempty"`
+	NodeUID  string   `json:"node_uid"`
+	NodeName string   `json:"node_name"`
+	Index    int      `json:"index"`
+	Product  string   `json:"product"`
+	Revision int64    `json:"revision"`
+	Health   string   `json:"health"` // ok, degraded, unusable
+	Detail   string   `json:"detail,omitempty"`
+	Holders  int      `json:"holders"`
+}
+
+// Deployment is a deployment as reported.
+type Deployment struct {
+	UID       string `json:"uid"`
+	Name      string `json:"name"` // namespace/name
+	Kind      string `json:"kind"`
+	Revision  int64  `json:"revision"`
+	Desired   int    `json:"desired"`
+	Ready     int    `json:"ready"`
+	Updated   int    `json:"updated"`
+	Image     string `json:"image,omitempty"`
+	Available bool   `json:"available"`
+}
+
+// Component is an installed component of the cluster as reported.
+type Component struct {
+	UID      string `json:"uid"`
+	Name     string `json:"name"` // operator, agent, platform, ...
+	Version  string `json:"version"`
+	Revision int64  `json:"revision"`
+	Healthy  bool   `json:"healthy"`
+}

@@ -1,0 +1,30 @@
+package protocol
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// PreviewRequest is GET /v1/agent/previews/{id}: what a dry run asks.
+type PreviewRequest struct {
+	ID         string          `json:"id"`
+	Type       string          `json:"type"`
+	TargetUID  string          `json:"target_uid"`
+	TargetName string          `json:"target_name"`
+	NodeName   string          `json:"node_name,omitempty"`
+	Payload    json.RawMessage `json:"payload"`
+}
+
+// PreviewAnswer is POST /v1/agent/previews/{id}.
+type PreviewAnswer struct {
+	Blockers   []Blocker `json:"blockers"`
+	ObservedAt time.Time `json:"observed_at"`
+}
+
+// Blocker is something that stands in the way of an operation.
+type Blocker struct {
+	Code     string `json:"code"` // pdb, unmanaged_pod, local_data, finalizer, node_unreachable, holder, ...
+	Resource string `json:"resource"`
+	Rule     string `json:"rule"`
+	Detail   string `json:"detail"`
+}
