@@ -133,9 +133,13 @@ func (s *Service) admitOnce(ctx context.Context, call Call, body []byte, fp stri
 
 // AdmitChild admits one child of a plan. extra goes into its commit: the write
 // that marks the child admitted makes a second admission impossible.
-func (s *Service) AdmitChild(ctx context.Context, parent *operation.Operation, index int, opID string, body json.RawMessage, extra []ledger.Write) (operation.Operation, error) {
+//
+// The target is the one that was resolved, and the rights are those that were
+// judged, when the plan was admitted: a name that means another object by now
+// does not send the child elsewhere.
+func (s *Service) AdmitChild(ctx context.Context, parent *operation.Operation, kid record.Child, extra []ledger.Write) (operation.Operation, error) {
 	now := s.Store.Now().UTC().Truncate(time.Millisecond)
-	p, errs := parse("", body, now, true)
+	p, errs := parse("", kid.Request, now, true)
 	if len(errs) > 0 {
 		return operation.Operation{}, invalid(errs)
 	}
@@ -144,7 +148,7 @@ func (s *Service) AdmitChild(ctx context.Context, parent *operation.Operation, i
 	}
 	call := Call{Caller: Caller{Actor: parent.Spec.Actor, Force: true, Rule: "the plan's admission"},
 		RequestID: parent.Spec.RequestID, CorrelationID: parent.Spec.CorrelationID}
-	op, more, err := s.prepare(ctx, call, p, now, &childOf{parent: parent, index: index, id: opID})
+	op, more, err := s.prepare(ctx, call, p, now, &childOf{parent: parent, kid: kid})
 	if err != nil {
 		return operation.Operation{}, err
 	}
@@ -155,13 +159,12 @@ func (s *Service) AdmitChild(ctx context.Context, parent *operation.Operation, i
 // childOf says which child of which plan is admitted.
 type childOf struct {
 	parent *operation.Operation
-	index  int
-	id     string
+	kid    record.Child
 }
 
 func (s *Service) commit(ctx context.Context, op operation.Operation, extra []ledger.Write) (Admitted, error) {
 	if op.Spec.Cluster != "" {
-		check, err := s.standing(ctx, op.Spec.Cluster)
+		check, err := s.Store.ClusterStands(ctx, op.Spec.Cluster)
 		if err != nil {
 			return Admitted{}, err
 		}
@@ -191,16 +194,6 @@ func (s *Service) commit(ctx context.Context, op operation.Operation, extra []le
 	return Admitted{Operation: op}, nil
 }
 
-// standing is the write that lets an admission pass only while its cluster is
-// not being deleted: the deletion's first commit changes the cluster.
-func (s *Service) standing(ctx context.Context, cluster string) (ledger.Write, error) {
-	c, version, err := s.Store.Cluster(ctx, cluster)
-	if errors.Is(err, ledger.ErrNotFound) || (err == nil && c.Deleting) {
-		return ledger.Write{}, operation.Refuse("not_found", "cluster %s is deleted, or about to be", cluster)
-	}
-	return ledger.Write{Kind: ledger.Check, Item: ledger.Item{Key: record.ClusterKey(cluster)}, Expect: version}, err
-}
-
 // conflict is the refusal that names who holds a resource.
 func (s *Service) conflict(ctx context.Context, locked *operation.LockedError) error {
 	h := locked.Holder
@@ -220,7 +213,11 @@ func (s *Service) conflict(ctx context.Context, locked *operation.LockedError) e
 // prepare turns a request into an operation that was not committed yet: target,
 // rights, plan. It returns the writes of a plan's children.
 func (s *Service) prepare(ctx context.Context, call Call, p parsed, now time.Time, child *childOf) (operation.Operation, []ledger.Write, error) {
-	t, err := Resolve(ctx, s.Store, call.Caller, "", p.def.Type, p.def.Targets, p.request.Target, p.request.Cluster)
+	target, cluster := p.request.Target, p.request.Cluster
+	if child != nil {
+		target, cluster = child.kid.TargetID, ""
+	}
+	t, err := Resolve(ctx, s.Store, call.Caller, "", p.def.Type, p.def.Targets, target, cluster)
 	if err != nil {
 		return operation.Operation{}, nil, err
 	}
@@ -236,7 +233,7 @@ func (s *Service) prepare(ctx context.Context, call Call, p parsed, now time.Tim
 	}
 	opID := id.New(id.Operation, now)
 	if child != nil {
-		opID = child.id
+		opID = child.kid.Operation
 	}
 	locks, steps, resources := operation.BuildPlan(p.def, opID, t, p.request.Payload)
 	spec := operation.Spec{
@@ -259,7 +256,7 @@ func (s *Service) prepare(ctx context.Context, call Call, p parsed, now time.Tim
 		deadline = *p.request.Deadline
 	}
 	if child != nil {
-		spec.Parent, spec.ChildIndex = child.parent.Spec.ID, child.index
+		spec.Parent, spec.ChildIndex = child.parent.Spec.ID, child.kid.Index
 		if deadline.After(child.parent.State.Deadline) {
 			deadline = child.parent.State.Deadline
 		}

@@ -80,7 +80,7 @@ func TestPlanChildren(t *testing.T) {
 	c, err := p.store.Children(ctx, a.str("id"))
 	must(t, err)
 	c.Kids[1].Admitted = true
-	_, err = p.api.cfg.Admission.AdmitChild(ctx, &parent, 1, c.Kids[1].Operation, c.Kids[1].Request, []ledger.Write{c.Write(1)})
+	_, err = p.api.cfg.Admission.AdmitChild(ctx, &parent, c.Kids[1], []ledger.Write{c.Write(1)})
 	must(t, err)
 	if got := p.do("viewer", "GET", "/v1/operations?parent="+a.str("id"), nil).ids(); !slices.Equal(got, []string{c.Kids[1].Operation}) {
 		t.Errorf("children %v", got)

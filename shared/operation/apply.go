@@ -99,6 +99,9 @@ func (tx *transaction) move(to Phase, by Trigger, actor Actor, reason, detail st
 	}
 	before := map[string]any{"phase": from, "generation": tx.s.Generation}
 	tx.s.Phase, tx.s.PhaseSince = to, tx.at
+	if to != Reconciling {
+		tx.s.Probes = 0
+	}
 	if to != Pending && to != Dispatched && to != Reconciling {
 		tx.setWaiting(nil)
 	}
@@ -211,7 +214,7 @@ func (tx *transaction) setStep(i int, phase StepPhase, outcome, code, detail, co
 	}
 	tx.note(Entry{
 		Kind: EntryStep, By: tx.holder(), StepID: tx.spec.Steps[i].ID, Step: tx.spec.Steps[i].Name, Reason: code, Detail: detail,
-		Before: jsonOf(map[string]any{"phase": before}), After: jsonOf(map[string]any{"phase": phase, "attempt": len(st.Attempts)}),
+		Before: jsonOf(map[string]any{"phase": before}), After: jsonOf(map[string]any{"phase": phase, "attempt": st.LastAttempt()}),
 	})
 }
 

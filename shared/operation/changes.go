@@ -2,6 +2,7 @@ package operation
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -82,7 +83,9 @@ func (c Claim) apply(tx *transaction) error {
 			return err
 		}
 	case Reconciling:
-		tx.setWaiting(nil)
+		if tx.s.Waiting != nil && tx.s.Waiting.Code != WaitResolve { // that lasts until a probe can tell
+			tx.setWaiting(nil)
+		}
 		tx.note(Entry{Kind: EntryLeaseClaimed, By: actor, Detail: "to probe what is unknown"})
 	default:
 		return fmt.Errorf("%w: claim in %s", ErrIllegal, tx.s.Phase)
@@ -233,8 +236,9 @@ func (c Retry) apply(tx *transaction) error {
 	if err := tx.move(Pending, ByRetry, c.By, c.Reason, fmt.Sprintf("run %d", tx.s.Run)); err != nil {
 		return err
 	}
+	undone := tx.cleanupBegun()
 	for i := range tx.s.Steps {
-		if tx.s.Steps[i].Phase != StepSucceeded {
+		if tx.s.Steps[i].Phase != StepSucceeded || undone || tx.spec.Steps[i].Cleanup {
 			tx.s.Steps[i].Phase = StepPending
 			tx.s.Steps[i].FinishedAt = nil
 			tx.s.Steps[i].Progress = nil
@@ -242,6 +246,17 @@ func (c Retry) apply(tx *transaction) error {
 		}
 	}
 	return nil
+}
+
+// cleanupBegun tells whether a cleanup step ran, so that what earlier steps
+// achieved may have been undone: the next run begins anew, by probes.
+func (tx *transaction) cleanupBegun() bool {
+	for i, p := range tx.spec.Steps {
+		if p.Cleanup && len(tx.s.Steps[i].Attempts) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // Retryable tells why a failed operation may not run again, or nil.
@@ -308,7 +323,8 @@ func (c FinishLocal) apply(tx *transaction) error {
 	return tx.move(c.Result.Outcome, ByReport, Plane, "", c.Result.Message)
 }
 
-// LateReport keeps what an old lease holder said. It changes nothing else.
+// LateReport keeps what an old lease holder said, once, and changes nothing
+// else.
 type LateReport struct {
 	Agent      string
 	Generation int64
@@ -316,6 +332,11 @@ type LateReport struct {
 }
 
 func (c LateReport) apply(tx *transaction) error {
+	i := slices.IndexFunc(tx.s.Assignments, func(a Assignment) bool { return a.Agent == c.Agent && a.Generation == c.Generation })
+	if i < 0 || tx.s.Assignments[i].Late {
+		return ErrNoChange
+	}
+	tx.s.Assignments[i].Late = true
 	tx.note(Entry{Kind: EntryLateReport, By: Actor{ID: c.Agent, Kind: "agent"}, Detail: c.Detail,
 		After: jsonOf(map[string]any{"report_generation": c.Generation})})
 	return nil

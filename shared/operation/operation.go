@@ -157,6 +157,15 @@ type StepState struct {
 	CommandID  string     `json:"command_id,omitempty"` // the command that caused a failure
 }
 
+// LastAttempt is the number of the step's last attempt, 0 before the first.
+// Attempts holds only the latest ones.
+func (st StepState) LastAttempt() int {
+	if n := len(st.Attempts); n > 0 {
+		return st.Attempts[n-1].N
+	}
+	return 0
+}
+
 // Progress is how far the current step is.
 type Progress struct {
 	Step    string `json:"step"`
@@ -215,6 +224,8 @@ type Assignment struct {
 	From       time.Time  `json:"from"`
 	Until      *time.Time `json:"until"`
 	Ended      string     `json:"ended,omitempty"` // reported, handed_back, lease_lost, deadline, ambiguous
+	// Late: its holder reported an outcome after it had ended; kept once.
+	Late bool `json:"late,omitempty"`
 }
 
 // Cause is the first causal failure.
@@ -327,6 +338,8 @@ type State struct {
 	// RungAt: relay rings when the record of the change comes to it. Whoever
 	// counts one up has rung itself.
 	Rings int `json:"rings,omitempty"`
+	// Probes counts claims in a row whose probes could not tell, for back-off.
+	Probes int `json:"probes,omitempty"`
 	// PlaneLocal operations never reach a cluster.
 	PlaneLocal bool `json:"plane_local,omitempty"`
 }

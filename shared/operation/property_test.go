@@ -123,6 +123,10 @@ func checkMove(rt *rapid.T, old, s State, c Change) {
 	}
 	if _, ok := c.(LateReport); ok {
 		s.Journal, s.UpdatedAt = old.Journal, old.UpdatedAt
+		s.Assignments = slices.Clone(s.Assignments)
+		for i := range s.Assignments {
+			s.Assignments[i].Late = i < len(old.Assignments) && old.Assignments[i].Late
+		}
 		a, _ := json.Marshal(old)
 		b, _ := json.Marshal(s)
 		if string(a) != string(b) {

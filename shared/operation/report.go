@@ -127,15 +127,16 @@ func (tx *transaction) end(f Final) error {
 				tx.setStep(i, StepPending, OutcomeWaiting, "hand_back", "handed back", "")
 			}
 		}
-		if tx.s.Phase != Running {
-			return tx.ambiguous(actor, "handed back while "+string(tx.s.Phase))
-		}
-		if tx.unknown() >= 0 { // something is in flight after all
-			return tx.ambiguous(actor, "handed back with an unknown step")
+		probe := tx.s.Phase != Running || tx.unknown() >= 0
+		if probe {
+			tx.forget("handed back")
 		}
 		tx.endLease("handed_back")
 		at := tx.at
 		tx.s.RungAt, tx.s.Rings = &at, 0
+		if probe { // the next holder reads the world first
+			return tx.reconcile(actor, "hand_back", f.Message, Waiting{Code: WaitProbe, Detail: "handed back; an agent is to read the state of every unfinished step"})
+		}
 		return tx.move(Dispatched, ByHandBack, actor, "hand_back", f.Message)
 	case FinalAmbiguous:
 		return tx.ambiguous(actor, f.Message)
@@ -193,20 +194,31 @@ func (tx *transaction) end(f Final) error {
 // durations it was told were rounded to milliseconds, and its clock may drift.
 const deadlineSlack = 2 * time.Second
 
-// ambiguous ends the lease without an outcome. Doorbells go on, with back-off,
-// until a probe or a person settles it.
+// ambiguous ends the lease without an outcome. The first probe is rung for at
+// once; while probes cannot tell, further ones come with back-off, and between
+// them a person can resolve.
 func (tx *transaction) ambiguous(actor Actor, detail string) error {
 	tx.forget(detail)
 	tx.endLease("ambiguous")
+	w := Waiting{Code: WaitProbe, Detail: "an agent is to read what became of it: " + detail}
+	if tx.s.Phase == Reconciling {
+		tx.s.Probes++
+		w = Waiting{Code: WaitResolve, Detail: "no probe could tell: " + detail, Need: "a later probe, or a person's resolve with evidence"}
+	}
 	at := tx.at
-	tx.s.RungAt, tx.s.Rings = &at, 0
+	tx.s.RungAt, tx.s.Rings = &at, tx.s.Probes
+	return tx.reconcile(actor, "ambiguous", detail, w)
+}
+
+// reconcile moves to reconciling, or stays there, and says what it waits for.
+func (tx *transaction) reconcile(actor Actor, reason, detail string, w Waiting) error {
 	if tx.s.Phase != Reconciling {
-		if err := tx.move(Reconciling, ByReport, actor, "ambiguous", detail); err != nil {
+		if err := tx.move(Reconciling, ByReport, actor, reason, detail); err != nil {
 			return err
 		}
 	}
-	tx.setWaiting(&Waiting{Code: WaitResolve, Since: tx.at, Detail: "no probe could tell: " + detail,
-		Need: "a later probe, or a person's resolve with evidence"})
+	w.Since = tx.at
+	tx.setWaiting(&w)
 	return nil
 }
 

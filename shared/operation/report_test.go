@@ -75,8 +75,8 @@ func TestHandBack(t *testing.T) {
 	// What is unknown is in flight: that is no hand-back.
 	h = running(t).told(t, is("look", StepSucceeded), is("evict", StepUnknown))
 	h.after(t, h.report(&Final{Outcome: FinalHandBack})).wantPhase(t, Reconciling)
-	if h.s.Waiting == nil || h.s.Waiting.Code != WaitResolve {
-		t.Errorf("waiting %+v", h.s.Waiting)
+	if h.s.Waiting == nil || h.s.Waiting.Code != WaitProbe || h.s.Assignments[0].Ended != "handed_back" || h.s.Rings != 0 {
+		t.Errorf("state %+v: the next agent reads the world, no person is needed", h.s)
 	}
 
 	// So is what was being cancelled: its cleanup has not run.
@@ -102,16 +102,31 @@ func TestAmbiguous(t *testing.T) {
 	t.Parallel()
 	h := running(t).told(t, is("look", StepSucceeded), is("evict", StepRunning))
 	h.after(t, h.report(&Final{Outcome: FinalAmbiguous, Message: "no answer"})).wantPhase(t, Reconciling)
-	if h.step("evict").Phase != StepUnknown || h.s.Lease != nil || h.s.Assignments[0].Ended != "ambiguous" || h.s.Waiting.Code != WaitResolve {
-		t.Errorf("state %+v", h.s)
-	}
-	h.after(t, Ring{&Waiting{Code: WaitNoAgent}})
-	if h.s.Waiting.Code != WaitResolve {
-		t.Error("a ring hid that a person may have to settle it")
+	if h.step("evict").Phase != StepUnknown || h.s.Lease != nil || h.s.Assignments[0].Ended != "ambiguous" || h.s.Waiting.Code != WaitProbe || h.s.Rings != 0 {
+		t.Errorf("state %+v: the first probe is rung for at once", h.s)
 	}
 	h.claimed(t).wantPhase(t, Reconciling)
 	if h.s.Waiting != nil || h.step("evict").Phase != StepUnknown {
 		t.Errorf("claimed to probe: %+v", h.s)
+	}
+	// Probes that cannot tell come again with back-off, and leave a person room.
+	for n := 1; n <= 6; n++ {
+		h.after(t, h.report(&Final{Outcome: FinalAmbiguous, Message: "no answer"})).wantPhase(t, Reconciling)
+		if h.s.Waiting.Code != WaitResolve || h.s.Lease != nil || h.s.Rings != n {
+			t.Fatalf("after %d fruitless probes: %+v", n, h.s)
+		}
+		if wait := OneMachine.RingDue(&h.s).Sub(*h.s.RungAt); wait < min(OneMachine.RingAfter<<(n-1), maxRingAfter) {
+			t.Errorf("after %d fruitless probes the next is rung for in %s", n, wait)
+		}
+		h.after(t, Ring{&Waiting{Code: WaitNoAgent}})
+		if h.s.Waiting.Code != WaitResolve {
+			t.Error("a ring hid that a person may have to settle it")
+		}
+		before := h.s.Journal.Seq
+		h.claimed(t).wantPhase(t, Reconciling)
+		if h.s.Waiting == nil || h.s.Journal.Seq-before > 2 {
+			t.Errorf("claimed to probe: %+v", h.s)
+		}
 	}
 	settled := h.report(nil)
 	settled.Settled = true

@@ -112,12 +112,18 @@ func (r *Runner) observe(ctx context.Context, kids *record.Children) error {
 	for i := range kids.Kids {
 		k := &kids.Kids[i]
 		op, ok := ops[k.Operation]
-		if !k.Admitted || k.Phase != "" || !ok || !op.State.Phase.Terminal() {
+		switch {
+		case !k.Admitted || k.Phase != "":
 			continue
-		}
-		k.Phase = string(op.State.Phase)
-		if op.State.Result != nil {
-			k.Detail = op.State.Result.Message
+		case !ok: // it was admitted with the mark, so it ended and is past retention
+			k.Phase, k.Detail = string(operation.Failed), "it ended, and its record is past retention"
+		case !op.State.Phase.Terminal():
+			continue
+		default:
+			k.Phase = string(op.State.Phase)
+			if op.State.Result != nil {
+				k.Detail = op.State.Result.Message
+			}
 		}
 		if err := r.keep(ctx, kids, i); err != nil {
 			return err
@@ -148,7 +154,10 @@ func (r *Runner) admit(ctx context.Context, op *operation.Operation, kids *recor
 		}
 		before := *k
 		k.Admitted, k.Waiting = true, nil
-		_, err := r.Admission.AdmitChild(ctx, op, i, k.Operation, k.Request, kids.Admit(i))
+		// The plan's own version is checked in the child's commit: after a cancel
+		// was accepted nothing more is admitted.
+		plan := ledger.Write{Kind: ledger.Check, Item: ledger.Item{Key: record.StateKey(op.Spec.ID)}, Expect: op.Version}
+		_, err := r.Admission.AdmitChild(ctx, op, *k, append(kids.Admit(i), plan))
 		var refused *operation.Refusal
 		switch {
 		case err == nil:

@@ -34,6 +34,8 @@ type tap struct {
 	mu            sync.Mutex
 	n, crashAt    int
 	applied, down bool
+	before        func() // called once, before commit beforeAt
+	beforeAt      int
 }
 
 func (l *tap) Commit(ctx context.Context, ws ...ledger.Write) error {
@@ -45,7 +47,16 @@ func (l *tap) Commit(ctx context.Context, ws ...ledger.Write) error {
 	l.n++
 	crash := l.n == l.crashAt
 	l.down = crash
+	before := l.before
+	if before != nil && l.n >= l.beforeAt {
+		l.before = nil
+	} else {
+		before = nil
+	}
 	l.mu.Unlock()
+	if before != nil {
+		before()
+	}
 	if crash && !l.applied {
 		return errCrash
 	}
@@ -494,7 +505,7 @@ func TestTheLastSlot(t *testing.T) {
 	b.advance(plan) // the second fills the slot, in the first run of children
 	o := b.load(plan)
 	stale.Kids[17].Admitted = true // in the second run, which nobody wrote
-	_, err = b.adm.AdmitChild(ctx, &o, 17, stale.Kids[17].Operation, stale.Kids[17].Request, stale.Admit(17))
+	_, err = b.adm.AdmitChild(ctx, &o, stale.Kids[17], stale.Admit(17))
 	if !errors.Is(err, ledger.ErrConflict) {
 		t.Errorf("a slot was filled twice: %v", err)
 	}
@@ -535,4 +546,50 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	op := b.admit(cordon(0))
 	b.advance(op).want(op, operation.Pending)
 	b.advance(id.New(id.Operation, t0))
+}
+
+// TestCancelWhileAdmitting: once a cancel is accepted no child is admitted,
+// wherever the runner is.
+func TestCancelWhileAdmitting(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 30)
+	plan := b.plan(30, 30, 0)
+	b.advanceUntil(plan, 5, func() { b.cancel(plan) })
+	b.advance(plan)
+	live := len(b.live(plan))
+	if live == 0 || live > 5 {
+		t.Errorf("%d children live, want those admitted before the cancel", live)
+	}
+	if got := b.load(plan).State.Phase; got != operation.Cancelling {
+		t.Errorf("the plan is %s", got)
+	}
+}
+
+// advanceUntil advances the plan and calls f before the n-th commit from now.
+func (b *bench) advanceUntil(plan string, n int, f func()) {
+	b.t.Helper()
+	b.tap.mu.Lock()
+	b.tap.before, b.tap.beforeAt = f, b.tap.n+n
+	b.tap.mu.Unlock()
+	b.advance(plan)
+}
+
+// TestChildrenKeepTheirTargets: a name that means another object by the time of
+// the child's turn does not send it there.
+func TestChildrenKeepTheirTargets(t *testing.T) {
+	t.Parallel()
+	b := setup(t, 2)
+	plan := b.plan(2, 1, 1)
+	old := b.kids(plan)[1].TargetID
+	b.no(b.rest.RemoveObject(context.Background(), old))
+	objects, _ := fleet.Objects(b.cl, &protocol.Inventory{Nodes: []protocol.Node{{UID: "uid-new", Name: "n1", Revision: 1}}}, t0)
+	ws, err := b.rest.MergeObjects(context.Background(), objects)
+	b.no(err)
+	b.no(b.rest.Ledger.Commit(context.Background(), ws...))
+	b.advance(plan)
+	b.no(b.end(b.live(plan)[0], operation.FinalSucceeded))
+	b.advance(plan)
+	if k := b.kids(plan)[1]; k.Admitted || k.Phase != string(operation.Failed) || !strings.Contains(k.Detail, "not_found") {
+		t.Errorf("child %+v: its node is gone, and the new one of that name is another", k)
+	}
 }

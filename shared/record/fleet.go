@@ -47,6 +47,16 @@ func (st *Store) ClusterByName(ctx context.Context, name string) (fleet.Cluster,
 	return c, err
 }
 
+// ClusterStands is the write that lets a commit pass only while the cluster is
+// not being deleted: the deletion's first commit changes the cluster's item.
+func (st *Store) ClusterStands(ctx context.Context, cluster string) (ledger.Write, error) {
+	c, version, err := st.Cluster(ctx, cluster)
+	if errors.Is(err, ledger.ErrNotFound) || (err == nil && c.Deleting) {
+		return ledger.Write{}, operation.Refuse("not_found", "cluster %s is deleted, or about to be", cluster)
+	}
+	return ledger.Write{Kind: ledger.Check, Item: ledger.Item{Key: ClusterKey(cluster)}, Expect: version}, err
+}
+
 // Clusters lists all clusters by name.
 func (st *Store) Clusters(ctx context.Context) ([]fleet.Cluster, error) {
 	return All[fleet.Cluster](ctx, st.Ledger, ledger.Query{Index: ledger.List, PK: ListClusters})

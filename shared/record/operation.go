@@ -127,12 +127,27 @@ type journalRun struct {
 	Entries []operation.Entry `json:"entries"`
 }
 
+// journalRunBytes bounds the entries of one item, by entryBytes.
+const journalRunBytes = 200 << 10
+
+// entryBytes is about how many bytes an entry takes: JSON doubles what it has to
+// escape, and control characters were refused before.
+func entryBytes(e *operation.Entry) int {
+	return 512 + 2*(len(e.Reason)+len(e.Detail)) + len(e.Before) + len(e.After)
+}
+
 // StateWrites are the writes that put an operation's next state and its new
 // journal entries: the state conditional on the version read.
 func (st *Store) StateWrites(s *operation.State, version int64, entries []operation.Entry) []ledger.Write {
 	ws := []ledger.Write{{Item: st.StateItem(s), Expect: version, Feed: len(entries) > 0}}
-	if len(entries) > 0 {
-		ws = append(ws, ledger.Write{Item: ledger.Item{Key: journalKey(s.ID, entries[0].Seq), Data: Encode(journalRun{entries})}})
+	for len(entries) > 0 {
+		n, size := 0, 0
+		for n < len(entries) && (n == 0 || size+entryBytes(&entries[n]) <= journalRunBytes) {
+			size += entryBytes(&entries[n])
+			n++
+		}
+		ws = append(ws, ledger.Write{Item: ledger.Item{Key: journalKey(s.ID, entries[0].Seq), Data: Encode(journalRun{entries[:n]})}})
+		entries = entries[n:]
 	}
 	return ws
 }
@@ -206,6 +221,13 @@ func (st *Store) apply(ctx context.Context, op *operation.Operation, decide Deci
 			return err
 		}
 		writes = append(writes, locks...)
+		if op.Spec.Cluster != "" {
+			stands, err := st.ClusterStands(ctx, op.Spec.Cluster)
+			if err != nil {
+				return err
+			}
+			writes = append(writes, stands)
+		}
 	}
 	if err := st.Ledger.Commit(ctx, writes...); err != nil {
 		return fmt.Errorf("commit operation %s: %w", op.Spec.ID, err)
