@@ -157,7 +157,8 @@ func (o *outbox) wait(ctx context.Context, seq int64) error {
 
 // landed waits until no call carries the outbox, and tells whether the plane has
 // acknowledged seq. A run whose lease is over asks it before it gives its final
-// report up: the answer may be on its way.
+// report up: the answer may be on its way. Whatever ends a call leaves busy and
+// notifies, or this waits out its context.
 func (o *outbox) landed(ctx context.Context, seq int64) bool {
 	for {
 		o.mu.Lock()
@@ -322,7 +323,7 @@ func (o *outbox) again() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.err != nil {
-		o.state = idle
+		o.rest()
 		return
 	}
 	o.tries++
@@ -336,14 +337,15 @@ func (o *outbox) requeue() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.err != nil {
-		o.state = idle
+		o.rest()
 		return
 	}
 	o.state = queued
 	o.push(o)
 }
 
-// close ends the outbox: nothing more is taken or sent.
+// close ends the outbox: nothing more is taken or sent. A call under way goes on
+// and its answer still counts.
 func (o *outbox) close(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -351,6 +353,12 @@ func (o *outbox) close(err error) {
 		o.err = err
 		o.notify()
 	}
+}
+
+// rest is the state in which nothing is sent and nothing will be.
+func (o *outbox) rest() {
+	o.state = idle
+	o.notify()
 }
 
 func (o *outbox) notify() {

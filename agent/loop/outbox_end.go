@@ -64,10 +64,17 @@ func (o *outbox) strip() bool {
 	return true
 }
 
-// lost closes the outbox; told: the plane has heard its end, as a late one.
-func (o *outbox) lost(told bool) {
+// lost is the answer that the lease is over; told: the plane has heard its end,
+// as a late one.
+func (o *outbox) lost(told bool) { o.shut(errLeaseLost, told) }
+
+// shut closes the outbox with the end of its call: no answer is on its way.
+func (o *outbox) shut(err error, told bool) {
 	o.mu.Lock()
-	o.told = told
-	o.mu.Unlock()
-	o.close(errLeaseLost)
+	defer o.mu.Unlock()
+	if o.err == nil {
+		o.err = err
+	}
+	o.told = o.told || told
+	o.rest()
 }

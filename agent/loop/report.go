@@ -49,7 +49,7 @@ func (a *Agent) report(ctx context.Context) {
 			body, err := encode(r)
 			if err != nil { // a RawMessage that is no JSON; Details are checked, so a bug
 				a.log.Error("a report cannot be encoded", slog.String("operation", o.operation), slog.Any("error", err))
-				o.close(fmt.Errorf("%w: %w", errRefused, err))
+				o.shut(fmt.Errorf("%w: %w", errRefused, err), false)
 				continue
 			}
 			if size+len(body) > reportBytes && len(batch) > 0 {
@@ -123,7 +123,7 @@ func (a *Agent) refuse(s sending, why string) {
 	if f := s.report.Final; f != nil && s.box.strip() {
 		return
 	}
-	s.box.close(fmt.Errorf("%w: %s", errRefused, why))
+	s.box.shut(fmt.Errorf("%w: %s", errRefused, why), false)
 	a.runs.lose(s.box.operation, s.box.generation)
 }
 
