@@ -21,6 +21,7 @@ const (
 	codeNoAnswer   = "executor_no_answer"
 	codePanic      = "executor_panic"
 	codeStepFailed = "step_failed"
+	codeExhausted  = "attempts_exhausted"
 )
 
 // stepState is a step and where it stands.

@@ -144,6 +144,11 @@ func (r *run) step(ctx context.Context, s *stepState, interruptible bool) *end {
 	if interruptible {
 		boundary = r.boundary
 	}
+	most, spent := max(s.MaxAttempts, 1), s.spent()
+	if spent >= most {
+		return r.exhausted(s, executor.Outcome{Class: operation.OutcomePermanent, ErrorCode: codeExhausted,
+			Detail: fmt.Sprintf("its %d attempts were used up under earlier leases", most)})
+	}
 	for try := 1; ; try++ {
 		if e := r.begin(ctx, s, interruptible); e != nil {
 			return e
@@ -176,13 +181,8 @@ func (r *run) step(ctx context.Context, s *stepState, interruptible bool) *end {
 		}
 		// Transient: try again within the budget.
 		r.heard(out.Detail)
-		if try >= max(s.MaxAttempts, 1) {
-			r.close(s, operation.StepFailed, out)
-			if !s.Required && !s.Cleanup {
-				return nil
-			}
-			out.Retryable = true
-			return &end{outcome: protocol.FinalFailed, out: out}
+		if spent+try >= most {
+			return r.exhausted(s, out)
 		}
 		r.close(s, operation.StepPending, out)
 		wait := backoff(try, retryBase, retryMost)
@@ -194,6 +194,31 @@ func (r *run) step(ctx context.Context, s *stepState, interruptible bool) *end {
 			return r.interrupt(s, e, out)
 		}
 	}
+}
+
+// spent is how much of the step's budget earlier leases used. The plane tells how
+// many attempts there were, not what they came to: one that was handed back or
+// never reached the executor is no failure. So they count only where running the
+// step once more can do harm.
+func (s *stepState) spent() int {
+	switch {
+	case s.ReplaySafe:
+		return 0
+	case s.started: // the last of them is the one that begins now
+		return max(s.Attempts-1, 0)
+	}
+	return s.Attempts
+}
+
+// exhausted fails a step whose budget is used up. A person's retry is of use
+// only where the plane would let the step run again.
+func (r *run) exhausted(s *stepState, out executor.Outcome) *end {
+	r.close(s, operation.StepFailed, out)
+	if !s.Required && !s.Cleanup {
+		return nil
+	}
+	out.Retryable = s.ReplaySafe
+	return &end{outcome: protocol.FinalFailed, out: out}
 }
 
 // begin tells the plane that the step starts. A step with an effect waits until
