@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -38,10 +39,20 @@ type StatusError struct {
 	Status int
 	Code   string // error_code of the problem, if it was one
 	Detail string
+	After  time.Duration // Retry-After in seconds (RFC 9110, 10.2.3), if it was given
 }
 
 func (e *StatusError) Error() string {
 	return fmt.Sprintf("HTTP %d %s: %s", e.Status, e.Code, e.Detail)
+}
+
+// atLeast lengthens a wait to what the plane asked for, within most.
+func atLeast(wait time.Duration, err error, most time.Duration) time.Duration {
+	var se *StatusError
+	if errors.As(err, &se) {
+		wait = max(wait, min(se.After, most))
+	}
+	return wait
 }
 
 // refused tells whether the plane understood the call and will not take it as
@@ -196,7 +207,11 @@ func statusError(resp *http.Response) error {
 	if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden {
 		return &UnauthorizedError{Status: resp.StatusCode, Detail: detail}
 	}
-	return &StatusError{Status: resp.StatusCode, Code: problem.ErrorCode, Detail: detail}
+	se := &StatusError{Status: resp.StatusCode, Code: problem.ErrorCode, Detail: detail}
+	if s, err := strconv.ParseUint(resp.Header.Get("Retry-After"), 10, 16); err == nil {
+		se.After = time.Duration(s) * time.Second
+	}
+	return se
 }
 
 // encode is json.Marshal without the escapes for HTML, which would make one

@@ -10,7 +10,10 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-const heartbeatEvery = 5 * time.Second
+const (
+	heartbeatEvery = 5 * time.Second
+	retryAfterMost = 30 * time.Second // of a Retry-After that is heeded
+)
 
 // session is what the plane told the agent last, and whether it answers.
 type session struct {
@@ -132,7 +135,7 @@ func (a *Agent) beat(ctx context.Context) error {
 		default:
 			tries++
 			a.session.setUp(false)
-			wait = backoff(tries, 500*time.Millisecond, heartbeatEvery)
+			wait = atLeast(backoff(tries, 500*time.Millisecond, heartbeatEvery), err, retryAfterMost)
 			if tries == 1 || tries%20 == 0 {
 				a.log.Warn("the plane does not answer", slog.Int("tries", tries), slog.Any("error", err))
 			}

@@ -57,7 +57,8 @@ type rule struct {
 	times int
 	// applied: the plane does what it was asked and the answer gets lost.
 	applied bool
-	status  int // answer this instead, when set
+	status  int    // answer this instead, when set
+	after   string // its Retry-After
 }
 
 func newPlane() *plane {
@@ -256,6 +257,7 @@ func (p *plane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, `{"error_code":"unauthenticated","detail":"no such token"}`, http.StatusUnauthorized)
 		return
 	case now.status != 0:
+		w.Header().Set("Retry-After", now.after)
 		http.Error(w, `{"error_code":"x"}`, now.status)
 		return
 	}

@@ -120,6 +120,7 @@ func (a *Agent) renewNow() {
 // renew renews all held leases together, three times in a lease.
 func (a *Agent) renew(ctx context.Context) {
 	tries := 0
+	var last error
 	for {
 		third := ms(a.session.get().LeaseMS) / 3
 		if third <= 0 {
@@ -127,12 +128,14 @@ func (a *Agent) renew(ctx context.Context) {
 		}
 		wait := jitter(third)
 		if tries > 0 {
-			wait = backoff(tries, third/20, third)
+			// A lease is lost by waiting longer than a third of it.
+			wait = atLeast(backoff(tries, third/20, third), last, third)
 		}
 		if !pause(ctx, wait, a.renewal) {
 			return
 		}
 		if err := a.renewAll(ctx); err != nil {
+			last = err
 			if tries++; tries == 1 {
 				a.log.Warn("renewal failed", slog.Any("error", err))
 			}
