@@ -22,6 +22,7 @@ const (
 	savePosition   = 250 * time.Millisecond // replayed at most after a crash
 	feedBatch      = 500
 	planWorkers    = 4
+	relayTries     = 3
 	// publishLinger lets several transitions of an operation share one append.
 	publishLinger  = 25 * time.Millisecond
 	planVisibility = 60 * time.Second
@@ -88,16 +89,39 @@ func (e *Engine) follow(ctx context.Context, reader string, linger time.Duration
 	}
 }
 
-// dispatch moves operations on and rings queues.
+// dispatch moves operations on and rings queues. Those that fail are tried
+// again, and left to the sweep in the end: they must not hold up the others.
 func (e *Engine) dispatch(ctx context.Context, changes []ledger.Change) error {
-	_, err := e.Relay.Dispatch(ctx, relay.Operations(changes))
-	return err
+	ids := relay.Operations(changes)
+	for try := range relayTries {
+		failed, err := e.Relay.Dispatch(ctx, ids)
+		if err == nil || errors.Is(err, ledger.ErrUnavailable) || ctx.Err() != nil {
+			return err
+		}
+		ids = failed
+		e.opts.Logger.Warn("operations not dispatched", "count", len(failed), "first", failed[0], "err", err)
+		sleep(ctx, time.Duration(try+1)*100*time.Millisecond)
+	}
+	return nil
 }
 
-// publish puts journals into streams, and streams on the bus.
+// publish puts journals into streams, and streams on the bus. An operation that
+// cannot be published is told and passed over, so that the others go on.
 func (e *Engine) publish(ctx context.Context, changes []ledger.Change) error {
-	if err := e.Relay.Publish(ctx, relay.Operations(changes)); err != nil {
-		return err
+	ids := relay.Operations(changes)
+	if err := e.Relay.Publish(ctx, ids); err != nil {
+		if errors.Is(err, ledger.ErrUnavailable) || ctx.Err() != nil {
+			return err
+		}
+		for _, id := range ids {
+			err := e.Relay.Publish(ctx, []string{id})
+			if errors.Is(err, ledger.ErrUnavailable) || ctx.Err() != nil {
+				return err
+			}
+			if err != nil {
+				e.opts.Logger.Error("an operation's events cannot be published", "operation", id, "err", err)
+			}
+		}
 	}
 	seen := map[string]bool{}
 	for _, c := range changes {
@@ -115,14 +139,16 @@ func (e *Engine) publish(ctx context.Context, changes []ledger.Change) error {
 func (e *Engine) sweepLoop(ctx context.Context) {
 	lastDead := time.Time{}
 	for sleep(ctx, sweepEvery+time.Duration(rand.IntN(20))*time.Millisecond) {
-		n, err := e.Sweep.Pass(ctx)
-		for n >= 256 && err == nil {
-			n, err = e.Sweep.Pass(ctx)
+		res, err := e.Sweep.Pass(ctx)
+		for err == nil && res.More && ctx.Err() == nil {
+			res, err = e.Sweep.Pass(ctx)
 		}
-		if err != nil && ctx.Err() == nil {
-			e.opts.Logger.Warn("sweep failed", "err", err)
-		} else {
+		if err == nil { // it saw everything: an item that fails does not silence it
 			e.swept.Store(time.Now().UnixMilli())
+		}
+		if err = errors.Join(err, res.Err); err != nil && ctx.Err() == nil {
+			e.opts.Logger.Warn("sweep failed", "failed", res.Failed, "of", res.Due, "err", err)
+			sleep(ctx, time.Second)
 		}
 		if time.Since(lastDead) < deadEvery {
 			continue

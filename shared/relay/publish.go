@@ -12,18 +12,18 @@ import (
 	"github.com/opsplane/opsplane/shared/record"
 )
 
-// Bounds of one append: the markers of the operations and the events share a
-// commit of ledger.MaxWrites.
-const (
-	markersPerAppend = 60
-	eventsPerAppend  = 400
-)
+// markersPerAppend bounds the operations of one append: their markers and the
+// events share a commit of ledger.MaxWrites, and event.Fit bounds the events.
+const markersPerAppend = 30
 
-// pending is what one operation has yet to publish.
+// pending is what one operation has yet to publish: its events, each with the
+// entry that it is, and how far its marker moves once all are in the stream.
 type pending struct {
 	op     string
 	pub    record.Published
 	events []event.Event
+	seqs   []int64
+	last   int64
 }
 
 // Publish puts the journals of the operations into their streams, from the last
@@ -72,11 +72,12 @@ func (r *Relay) collect(ctx context.Context, ids []string) (map[string][]pending
 		if err != nil {
 			return nil, err
 		}
-		p := pending{op: id, pub: pub}
+		p := pending{op: id, pub: pub, last: pub.Seq}
 		for _, e := range entries {
-			p.pub.Seq = e.Seq
+			p.last = e.Seq
 			if ev, ok := event.FromEntry(&spec, e); ok {
 				p.events = append(p.events, ev)
+				p.seqs = append(p.seqs, e.Seq)
 			}
 		}
 		stream := event.StreamOf(spec.Cluster)
@@ -87,15 +88,27 @@ func (r *Relay) collect(ctx context.Context, ids []string) (map[string][]pending
 
 func (r *Relay) appendAll(ctx context.Context, stream string, ps []pending) error {
 	for len(ps) > 0 {
-		var marks []ledger.Write
 		var evs []event.Event
-		n := 0
-		for n < len(ps) && n < markersPerAppend && (n == 0 || len(evs)+len(ps[n].events) <= eventsPerAppend) {
-			marks = append(marks, record.PublishedWrite(ps[n].op, ps[n].pub))
-			evs = append(evs, ps[n].events...)
-			n++
+		for _, p := range ps[:min(markersPerAppend, len(ps))] {
+			evs = append(evs, p.events...)
 		}
-		ps = ps[n:]
+		evs = evs[:event.Fit(evs)]
+		var marks []ledger.Write
+		for room := len(evs); len(ps) > 0 && len(marks) < markersPerAppend; ps = ps[1:] {
+			p := &ps[0]
+			if n := len(p.events); n > room { // its journal goes on in the next append
+				if room > 0 {
+					p.pub.Seq = p.seqs[room-1]
+					marks = append(marks, record.PublishedWrite(p.op, p.pub))
+					p.pub.Version++
+					p.events, p.seqs = p.events[room:], p.seqs[room:]
+				}
+				break
+			}
+			room -= len(p.events)
+			p.pub.Seq = p.last
+			marks = append(marks, record.PublishedWrite(p.op, p.pub))
+		}
 		var err error
 		if len(evs) == 0 {
 			err = r.Store.Ledger.Commit(ctx, marks...)

@@ -23,15 +23,20 @@ func (s *Sweep) DeadLetters(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("take dead letters: %w", err)
 	}
-	for _, l := range letters {
-		if err := s.dead(ctx, l); err != nil {
-			return 0, err
+	kept := 0
+	var errs error
+	for _, l := range letters { // one that fails leaves the others alone
+		err := s.dead(ctx, l)
+		if err == nil {
+			err = s.Queue.DropDead(ctx, l.ID)
 		}
-		if err := s.Queue.DropDead(ctx, l.ID); err != nil {
-			return 0, fmt.Errorf("drop dead letter: %w", err)
+		if err != nil {
+			errs = errors.Join(errs, fmt.Errorf("keep dead letter %s of %s: %w", l.ID, l.Queue, err))
+			continue
 		}
+		kept++
 	}
-	return len(letters), nil
+	return kept, errs
 }
 
 func (s *Sweep) dead(ctx context.Context, l queue.DeadLetter) error {

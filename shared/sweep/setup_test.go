@@ -247,7 +247,8 @@ func (p *plane) settle() {
 func (p *plane) sweepAll() {
 	p.t.Helper()
 	for range 50 {
-		n, err := p.sweep.Pass(context.Background())
+		res, err := p.sweep.Pass(context.Background())
+		n, err := res.Due, errors.Join(err, res.Err)
 		p.no(err)
 		if n == 0 {
 			p.settle()

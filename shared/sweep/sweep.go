@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
@@ -29,25 +30,38 @@ const batch = 256
 // parallel bounds how many of them are worked on at once.
 const parallel = 32
 
-// Sweep holds what a pass needs; it has no state of its own.
+// Sweep holds what a pass needs, and how many items the last one failed on.
 type Sweep struct {
 	Store  *record.Store
 	Relay  *relay.Relay
 	Queue  queue.Admin
 	Logger *slog.Logger
+
+	failing atomic.Int64
 }
 
-// Pass acts on everything that is due now and returns how much that was. An
-// item that fails leaves the others alone and is due again in the next pass.
-func (s *Sweep) Pass(ctx context.Context) (int, error) {
-	items, err := s.Store.Ledger.Due(ctx, s.Store.Now(), batch)
+// Result is what one pass did.
+type Result struct {
+	Due    int  // items it looked at
+	Failed int  // items that it could not deal with
+	More   bool // there was more than one pass takes
+	// Err is why items failed; they are due again in the next pass.
+	Err error
+}
+
+// Pass acts on what is due now. An item that fails leaves the others alone: it
+// is due again in the next pass, which takes so many more. An error means that
+// what is due could not be read at all.
+func (s *Sweep) Pass(ctx context.Context) (Result, error) {
+	limit := min(batch+int(s.failing.Load()), ledger.MaxPage)
+	items, err := s.Store.Ledger.Due(ctx, s.Store.Now(), limit)
 	if err != nil {
-		return 0, fmt.Errorf("read what is due: %w", err)
+		return Result{}, fmt.Errorf("read what is due: %w", err)
 	}
 	var (
-		mu   sync.Mutex
-		wg   sync.WaitGroup
-		errs error
+		mu  sync.Mutex
+		wg  sync.WaitGroup
+		res = Result{Due: len(items), More: len(items) == limit}
 	)
 	slots := make(chan struct{}, parallel)
 	for _, it := range items {
@@ -56,13 +70,18 @@ func (s *Sweep) Pass(ctx context.Context) (int, error) {
 			defer func() { <-slots }()
 			if err := s.item(ctx, it); err != nil {
 				mu.Lock()
-				errs = errors.Join(errs, err)
+				res.Failed++
+				if res.Failed <= 5 { // enough to tell
+					res.Err = errors.Join(res.Err, err)
+				}
 				mu.Unlock()
 			}
 		})
 	}
 	wg.Wait()
-	return len(items), errs
+	s.failing.Store(int64(res.Failed))
+	res.More = res.More && res.Failed < res.Due
+	return res, nil
 }
 
 func (s *Sweep) item(ctx context.Context, it ledger.Item) error {

@@ -2,6 +2,7 @@ package sweep_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -415,7 +416,7 @@ func TestCrashBetweenAnyTwoCommits(t *testing.T) {
 		until("follow", p.follow)
 		until("final", func() error { return okOr(a.report(success(as, 2, 2)).OK) })
 		until("follow", p.follow)
-		until("sweep", func() error { _, err := p.sweep.Pass(context.Background()); return err })
+		until("sweep", func() error { res, err := p.sweep.Pass(context.Background()); return errors.Join(err, res.Err) })
 		until("follow", p.follow)
 		p.sound()
 		o := p.load(op)
