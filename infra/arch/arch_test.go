@@ -227,12 +227,6 @@ func TestPackageNames(t *testing.T) {
 	}
 }
 
-// long are files that may pass the limit, with the reason.
-var long = map[string]string{
-	"shared/protocol/protocol.go": "the whole language of agents and plane, to be read in one go",
-	"shared/bus/inproc/inproc.go": "one engine, a few lines over",
-}
-
 const (
 	maxLines     = 400
 	maxMainLines = 80
@@ -251,16 +245,11 @@ func TestFileSizes(t *testing.T) {
 		dir, name := filepath.ToSlash(filepath.Dir(file)), filepath.Base(file)
 		switch {
 		case strings.HasSuffix(name, "_test.go") || suite(dir) || generated(b):
-		case lines > maxLines && long[file] == "":
+		case lines > maxLines:
 			t.Errorf("%s has %d lines, the limit is %d: split it", file, lines, maxLines)
 		}
 		if within(dir, "functions") && name == "main.go" && lines > maxMainLines {
 			t.Errorf("%s has %d lines, the limit of a function's main is %d", file, lines, maxMainLines)
-		}
-	}
-	for file := range long {
-		if _, err := os.Stat(filepath.Join(root, file)); err != nil {
-			t.Errorf("an exception for a file that is not there: %v", err)
 		}
 	}
 }

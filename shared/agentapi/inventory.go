@@ -181,7 +181,7 @@ func (s *Service) gone(ctx context.Context, cluster, id string) error {
 	}
 	for _, h := range locks[id].Holders {
 		_, err := s.Store.Update(ctx, h.Operation, func(op *operation.Operation) (operation.Change, []ledger.Write, error) {
-			if op.Spec.TargetID != id || (op.State.Phase != operation.Pending && op.State.Phase != operation.Dispatched) {
+			if op.State.Phase != operation.Pending && op.State.Phase != operation.Dispatched {
 				return nil, nil, nil
 			}
 			return operation.CannotStart{

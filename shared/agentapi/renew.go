@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -27,6 +28,10 @@ func (s *Service) Renew(ctx context.Context, cluster string, req protocol.RenewR
 
 func (s *Service) renew(ctx context.Context, agent, cluster string, r protocol.RenewalEntry) protocol.RenewResult {
 	res := protocol.RenewResult{Operation: short(r.Operation)}
+	if !id.Valid(id.Operation, r.Operation) {
+		res.ErrorCode = "lease_lost"
+		return res
+	}
 	op, err := s.Store.Update(ctx, r.Operation, func(op *operation.Operation) (operation.Change, []ledger.Write, error) {
 		now := s.Store.Now()
 		if op.Spec.Cluster != cluster || op.State.Lease == nil || now.After(op.State.Lease.Until) {

@@ -48,6 +48,10 @@ func (s *Service) Report(ctx context.Context, cluster string, req protocol.Repor
 
 func (s *Service) report(ctx context.Context, agent, cluster string, r protocol.Report) protocol.ReportResult {
 	res := protocol.ReportResult{Operation: short(r.Operation)}
+	if !id.Valid(id.Operation, r.Operation) {
+		res.ErrorCode, res.Detail = "invalid", "operation is not the id of one"
+		return res
+	}
 	change, err := reportOf(agent, r)
 	if err != nil {
 		res.ErrorCode, res.Detail = "invalid", err.Error()

@@ -20,7 +20,7 @@ type Redriven struct {
 // Redrive runs the operation of a dead doorbell again: its death failed the
 // operation, so this is a retry of it. Other letters cannot be redriven.
 func (s *Service) Redrive(ctx context.Context, call admission.Call, letterID string, in RetryInput) (Redriven, error) {
-	d, version, err := s.Store.DeadLetter(ctx, letterID)
+	d, _, err := s.Store.DeadLetter(ctx, letterID)
 	if err != nil {
 		return Redriven{}, missing(err, "dead letter", letterID)
 	}
@@ -37,7 +37,7 @@ func (s *Service) Redrive(ctx context.Context, call admission.Call, letterID str
 	now := s.Store.Now().UTC()
 	next.Redriven = &now
 	changed, err := s.retry(ctx, call, d.Operation, in, "dead_letter.redrive", letterID, func() []ledger.Write {
-		return []ledger.Write{{Item: record.DeadLetterItem(next), Expect: version}}
+		return []ledger.Write{{Item: record.DeadLetterItem(next), Expect: ledger.AnyVersion}}
 	})
 	if err != nil {
 		return Redriven{}, err

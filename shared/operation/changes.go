@@ -216,65 +216,6 @@ func (c CannotStart) apply(tx *transaction) error {
 	return tx.move(Failed, ByDead, Plane, cause.ErrorCode, cause.Detail)
 }
 
-// Retry runs a failed operation again: failed steps once more, done ones not.
-type Retry struct {
-	By       Actor
-	Reason   string
-	Deadline time.Time
-}
-
-func (c Retry) apply(tx *transaction) error {
-	if tx.s.Phase != Failed {
-		return fmt.Errorf("%w: retry in %s", ErrIllegal, tx.s.Phase)
-	}
-	if err := Retryable(tx.spec, &tx.s); err != nil {
-		return err
-	}
-	tx.s.Run++
-	tx.s.Result, tx.s.FinishedAt, tx.s.Cancel, tx.s.Progress = nil, nil, nil, nil
-	tx.s.Deadline = c.Deadline
-	if err := tx.move(Pending, ByRetry, c.By, c.Reason, fmt.Sprintf("run %d", tx.s.Run)); err != nil {
-		return err
-	}
-	undone := tx.cleanupBegun()
-	for i := range tx.s.Steps {
-		if tx.s.Steps[i].Phase != StepSucceeded || undone || tx.spec.Steps[i].Cleanup {
-			tx.s.Steps[i].Phase = StepPending
-			tx.s.Steps[i].FinishedAt = nil
-			tx.s.Steps[i].Progress = nil
-			tx.s.Steps[i].ErrorCode, tx.s.Steps[i].Detail, tx.s.Steps[i].CommandID = "", "", ""
-		}
-	}
-	return nil
-}
-
-// cleanupBegun tells whether a cleanup step ran, so that what earlier steps
-// achieved may have been undone: the next run begins anew, by probes.
-func (tx *transaction) cleanupBegun() bool {
-	for i, p := range tx.spec.Steps {
-		if p.Cleanup && len(tx.s.Steps[i].Attempts) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// Retryable tells why a failed operation may not run again, or nil.
-func Retryable(spec *Spec, s *State) error {
-	if s.Run >= MaxRuns {
-		return fmt.Errorf("%w: it ran %d times, the limit is %d", ErrNotReplaySafe, s.Run, MaxRuns)
-	}
-	if s.Result != nil && !s.Result.Retryable {
-		return fmt.Errorf("%w: its failure does not go away by running it again", ErrNotReplaySafe)
-	}
-	for i, st := range s.Steps {
-		if (st.Phase == StepFailed || st.Phase == StepUnknown) && len(st.Attempts) > 0 && !spec.Steps[i].ReplaySafe {
-			return fmt.Errorf("%w: step %s was started and running it twice is not safe", ErrNotReplaySafe, spec.Steps[i].Name)
-		}
-	}
-	return nil
-}
-
 // StartLocal: the plane starts what never reaches a cluster.
 type StartLocal struct{}
 

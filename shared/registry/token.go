@@ -27,6 +27,9 @@ type TokenInput struct {
 // again.
 func (s *Service) CreateToken(ctx context.Context, call admission.Call, in TokenInput) (auth.Token, string, error) {
 	spec := auth.TokenSpec{Name: in.Name, Role: auth.Role(in.Role), Force: in.Force, ExpiresAt: in.ExpiresAt, CreatedBy: call.Caller.Actor.ID}
+	if in.Force && !call.Caller.Force {
+		return auth.Token{}, "", operation.Refuse("force_not_allowed", "force is a right of its own: only who has it gives it on")
+	}
 	for i, name := range in.Clusters {
 		c, err := admission.FindCluster(ctx, s.Store, name)
 		if errors.Is(err, ledger.ErrNotFound) {
