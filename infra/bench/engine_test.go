@@ -54,17 +54,17 @@ func start(tb testing.TB) *rig {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = e.Run(ctx, l) })
-	r := &rig{engine: e, url: "http://" + l.Addr().String(), token: token, data: data, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512,
+	r := &rig{engine: e, url: "http://" + l.Addr().String(), token: token, data: data, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2048,
 		DialContext: (&net.Dialer{}).DialContext}}}
 	c, err := e.Registry.Create(ctx, local.PlaneCall(), "bench")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	x, err := sim.Open(sim.Options{Scenario: "bench", StateDir: tb.TempDir(), Logger: quiet})
+	x, err := sim.Open(sim.Options{Scenario: "bench.yaml", StateDir: tb.TempDir(), Logger: quiet})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	agent, err := loop.New(loop.Config{PlaneURL: r.url, Token: c.Secret, Name: "bench-0", Version: "bench", Executor: x, Concurrency: 256, Logger: quiet})
+	agent, err := loop.New(loop.Config{PlaneURL: r.url, Token: c.Secret, Name: "bench-0", Version: "bench", Executor: x, Concurrency: 1024, Logger: quiet})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func start(tb testing.TB) *rig {
 	})
 	tb.Cleanup(r.stop)
 	for range 200 {
-		if len(r.objects(tb, operation.KindDeployment)) == 200 {
+		if len(r.objects(tb, operation.KindDeployment)) == 1000 {
 			return r
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -199,7 +199,7 @@ func BenchmarkOperations(b *testing.B) {
 	r := start(b)
 	deployments := r.objects(b, operation.KindDeployment)
 	ends := newEnds(r)
-	const n = 10_000
+	const n = 20_000
 	for b.Loop() {
 		began := time.Now()
 		var wg sync.WaitGroup
