@@ -239,8 +239,7 @@ func TestStrangeDoorbells(t *testing.T) {
 // is put aside there, and its operation goes on where it belongs.
 func TestDoorbellOfAnother(t *testing.T) {
 	t.Parallel()
-	var s *site
-	s = newSite(t, t.TempDir(), func(e *Engine) {
+	s := newSite(t, t.TempDir(), func(e *Engine) {
 		e.Relay.Queue = &meddler{Sender: e.queue, meddle: func(m *meddler, name string, ms []queue.Outgoing) error {
 			m.mu.Lock()
 			n := len(m.seen[name])

@@ -58,7 +58,7 @@ func TestCrash(t *testing.T) {
 	p.start()
 	c := p.client()
 	l := &load{c: c, targets: targets{nodes: c.things("nodes", 40), devices: c.things("devices", 320),
-		deployments: c.things("deployments", 20), clusters: c.things("clusters", 3)}}
+		deployments: c.things("deployments", 20)}}
 	reading, stopReading := context.WithCancel(t.Context())
 	defer stopReading()
 	r := newReader(l)

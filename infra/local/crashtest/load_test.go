@@ -31,7 +31,7 @@ type load struct {
 	problems []string
 }
 
-type targets struct{ nodes, devices, deployments, clusters []thing }
+type targets struct{ nodes, devices, deployments []thing }
 
 func (l *load) problem(format string, args ...any) {
 	l.mu.Lock()
@@ -61,12 +61,11 @@ func (l *load) request(r *rand.Rand, reason string) request {
 	case n < 94:
 		q.Type, q.Target = "deployment.roll", pick(r, l.targets.deployments).ID
 	default:
-		q.Type, q.Target = "plan", pick(r, l.targets.clusters).ID
+		q.Type, q.Target = "plan", "fleet"
 		var children []request
 		for i := range 2 + r.IntN(4) {
 			children = append(children, request{Type: pick(r, []string{"node.cordon", "node.uncordon"}), Target: node(), Reason: fmt.Sprintf("%s child %d", reason, i)})
 		}
-		q.Target = "fleet"
 		q.Payload = map[string]any{"children": children, "max_in_flight": 2, "max_failures": len(children)}
 	}
 	return q
