@@ -179,6 +179,8 @@ func (s *Service) commit(ctx context.Context, op operation.Operation, extra []le
 		return Admitted{}, err
 	}
 	op.Spec.Unsettled = unsettled
+	op.Spec.Decisions = append(op.Spec.Decisions, operation.Decision{Gate: "locks", Result: "taken",
+		Rule: fmt.Sprintf("%d resources, none held by another", len(op.Spec.Locks)), By: "admission"})
 	state, entries, err := operation.Admit(&op.Spec, op.State.Deadline)
 	if err != nil {
 		return Admitted{}, err
@@ -227,6 +229,9 @@ func (s *Service) prepare(ctx context.Context, call Call, p parsed, now time.Tim
 	if err := s.revision(ctx, p, t); err != nil {
 		return operation.Operation{}, nil, err
 	}
+	if err := s.cordonOwned(ctx, p, t); err != nil {
+		return operation.Operation{}, nil, err
+	}
 	force := p.def.Force != nil && p.def.Force(p.request.Payload)
 	if force && !call.Caller.Force {
 		return operation.Operation{}, nil, operation.Refuse("force_not_allowed", "force overrides disruption budgets and needs a right of its own")
@@ -245,7 +250,6 @@ func (s *Service) prepare(ctx context.Context, call Call, p parsed, now time.Tim
 			{Gate: "authorization", Result: "allowed", Rule: call.Caller.Rule, By: "admission"},
 			{Gate: "validation", Result: "passed", Rule: "contract " + operation.ContractVersion, By: "admission"},
 			{Gate: "target", Result: "resolved", Rule: "one match for " + p.request.Target, By: "admission", Detail: t.ID},
-			{Gate: "locks", Result: "taken", Rule: fmt.Sprintf("%d resources", len(locks)), By: "admission"},
 		},
 	}
 	if force {
@@ -370,6 +374,33 @@ func (s *Service) revision(ctx context.Context, p parsed, t operation.Target) er
 			With("current_revision", o.Revision)
 	}
 	return nil
+}
+
+// cordonOwned refuses to lift a cordon that Opsplane did not place, as the last
+// inventory has it, unless that is asked for. The agent judges again by the node
+// itself.
+func (s *Service) cordonOwned(ctx context.Context, p parsed, t operation.Target) error {
+	if p.def.Type != "node.uncordon" {
+		return nil
+	}
+	var u struct {
+		TakeOver bool `json:"take_over"`
+	}
+	if err := json.Unmarshal(p.request.Payload, &u); err != nil {
+		return fmt.Errorf("read uncordon: %w", err)
+	}
+	o, _, err := s.Store.Object(ctx, t.ID)
+	if errors.Is(err, ledger.ErrNotFound) || u.TakeOver {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if o.Node == nil || o.Node.Cordon == nil || o.Node.Cordon.Owner != "external" {
+		return nil
+	}
+	return operation.Refuse("cordon_not_owned", "the node was cordoned outside Opsplane (%s); ask with take_over: true to lift it", o.Node.Cordon.By).
+		With("cordon", o.Node.Cordon)
 }
 
 func targetName(t operation.Target) string {

@@ -12,8 +12,8 @@ import (
 
 // Blockers is what an operation would meet.
 type Blockers struct {
-	// Status is "live" (an agent has just looked), "reported" (from the last
-	// inventory) or "unknown".
+	// Status is "live" when an agent has just looked, else "unknown": Items are
+	// then what the inventory said at ObservedAt.
 	Status     string             `json:"status"`
 	ObservedAt *time.Time         `json:"observed_at"`
 	Items      []protocol.Blocker `json:"items"`
@@ -21,9 +21,8 @@ type Blockers struct {
 
 // Blockers' statuses.
 const (
-	BlockersLive     = "live"
-	BlockersReported = "reported"
-	BlockersUnknown  = "unknown"
+	BlockersLive    = "live"
+	BlockersUnknown = "unknown"
 )
 
 // blockers gathers what a dry run shows: who holds the resources, what the last
@@ -69,10 +68,6 @@ func (s *Service) blockers(ctx context.Context, spec *operation.Spec) (Blockers,
 		at := o.ObservedAt
 		b.ObservedAt = &at
 		b.Items = append(b.Items, o.Node.Blockers...)
-		if w == nil { // an agent is there and did not answer in time
-			return b, nil
-		}
-		b.Status = BlockersReported
 	}
 	return b, nil
 }

@@ -112,7 +112,7 @@ func (s *Service) assignment(op *operation.Operation) *protocol.Assignment {
 		Probe: operation.NeedsProbe(sp, st), Cancel: st.Cancel != nil,
 	}
 	for i, p := range sp.Steps {
-		a.Steps = append(a.Steps, protocol.Step{PlanStep: p, Phase: st.Steps[i].Phase, Attempts: st.Steps[i].LastAttempt()})
+		a.Steps = append(a.Steps, protocol.Step{PlanStep: p, Phase: st.Steps[i].Phase, Attempts: st.Steps[i].LastAttempt(), Resolved: st.Steps[i].Resolved != nil})
 		if !a.Probe && st.Steps[i].Phase == operation.StepRunning {
 			a.StartedStep = p.ID
 		}

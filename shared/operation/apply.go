@@ -50,13 +50,15 @@ type transaction struct {
 	s       State
 	at      time.Time
 	entries []Entry
+	// generation is the one before the change.
+	generation int64
 }
 
 // Apply returns the state after the change and the journal entries that record
 // it, sealed. It is pure. On an error nothing changed: ErrIllegal and the
 // others say why.
 func Apply(spec *Spec, s State, c Change, at time.Time) (State, []Entry, error) {
-	tx := &transaction{spec: spec, s: s.Clone(), at: at.UTC().Truncate(time.Millisecond)}
+	tx := &transaction{spec: spec, s: s.Clone(), generation: s.Generation, at: at.UTC().Truncate(time.Millisecond)}
 	if err := c.apply(tx); err != nil {
 		return s, nil, err
 	}
@@ -97,7 +99,7 @@ func (tx *transaction) move(to Phase, by Trigger, actor Actor, reason, detail st
 	if !Legal(from, to, by) {
 		return fmt.Errorf("%w: %s to %s by %s", ErrIllegal, from, to, by)
 	}
-	before := map[string]any{"phase": from, "generation": tx.s.Generation}
+	before := map[string]any{"phase": from, "generation": tx.generation}
 	tx.s.Phase, tx.s.PhaseSince = to, tx.at
 	if to != Reconciling {
 		tx.s.Probes = 0
@@ -192,6 +194,9 @@ func (tx *transaction) setStep(i int, phase StepPhase, outcome, code, detail, co
 		a := &st.Attempts[len(st.Attempts)-1]
 		a.EndedAt, a.Outcome, a.ErrorCode, a.Detail = &at, outcome, code, cut(detail, maxAttemptDetail)
 		open = false
+	}
+	if phase == StepRunning {
+		st.Resolved = nil
 	}
 	if phase == StepRunning && !open {
 		n := 1

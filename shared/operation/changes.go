@@ -240,15 +240,19 @@ func (c UpdateChildren) apply(tx *transaction) error {
 	if tx.s.Children != nil && *tx.s.Children == c.Counts && c.Detail == "" {
 		return ErrNoChange
 	}
-	counts := c.Counts
+	tx.children(c.Counts)
+	if c.Detail != "" {
+		tx.note(Entry{Kind: EntryChild, By: Plane, Detail: c.Detail, After: jsonOf(c.Counts)})
+	}
+	return nil
+}
+
+// children sets how a plan's children stand, and the progress that says so.
+func (tx *transaction) children(counts ChildCounts) {
 	tx.s.Children = &counts
 	done := counts.Succeeded + counts.Failed + counts.Cancelled + counts.Skipped
 	tx.s.Progress = &Progress{Step: "children", Done: done, Total: counts.Total, Unit: "operations",
 		Message: fmt.Sprintf("%d of %d operations ended, %d active, %d failed", done, counts.Total, counts.Active, counts.Failed)}
-	if c.Detail != "" {
-		tx.note(Entry{Kind: EntryChild, By: Plane, Detail: c.Detail, After: jsonOf(counts)})
-	}
-	return nil
 }
 
 // FinishLocal ends what the plane ran.
@@ -258,8 +262,7 @@ type FinishLocal struct {
 }
 
 func (c FinishLocal) apply(tx *transaction) error {
-	counts := c.Counts
-	tx.s.Children = &counts
+	tx.children(c.Counts)
 	tx.finish(c.Result)
 	return tx.move(c.Result.Outcome, ByReport, Plane, "", c.Result.Message)
 }

@@ -155,6 +155,17 @@ type StepState struct {
 	ErrorCode  string     `json:"error_code,omitempty"`
 	Detail     string     `json:"detail,omitempty"`
 	CommandID  string     `json:"command_id,omitempty"` // the command that caused a failure
+	// Resolved is who settled the step, when a person did and it was not issued
+	// since: no probe overrules them.
+	Resolved *Resolution `json:"resolved,omitempty"`
+}
+
+// Resolution is a person's word on a step, with the evidence.
+type Resolution struct {
+	By       Actor     `json:"by"`
+	Outcome  string    `json:"outcome"`
+	Evidence string    `json:"evidence"`
+	At       time.Time `json:"at"`
 }
 
 // LastAttempt is the number of the step's last attempt, 0 before the first.

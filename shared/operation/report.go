@@ -181,6 +181,7 @@ func (tx *transaction) end(f Final) error {
 		}
 	}
 	r.Residual = tx.ownResidual(r.Residual)
+	r.NotVerified = append(slices.Clone(r.NotVerified), tx.onTrust()...)
 	tx.endLease("reported")
 	tx.finish(r)
 	reason := ""
@@ -254,8 +255,8 @@ func (c Resolve) apply(tx *transaction) error {
 		return fmt.Errorf("%w: resolve in %s", ErrIllegal, tx.s.Phase)
 	}
 	i := tx.spec.StepIndex(c.StepID)
-	if i < 0 || tx.s.Steps[i].Phase.Settled() {
-		return fmt.Errorf("%w: step %q is not open", ErrInvalidReport, c.StepID)
+	if i < 0 || tx.s.Steps[i].Phase != StepUnknown {
+		return fmt.Errorf("%w: step %q is not one whose outcome is unknown", ErrInvalidReport, c.StepID)
 	}
 	phase := map[string]StepPhase{ResolveDone: StepSucceeded, ResolveFailed: StepFailed, ResolveNotDone: StepPending}[c.Outcome]
 	if phase == "" {
@@ -264,6 +265,7 @@ func (c Resolve) apply(tx *transaction) error {
 	tx.note(Entry{Kind: EntryResolve, By: c.By, Reason: c.Reason, Detail: c.Evidence, StepID: c.StepID, Step: tx.spec.Steps[i].Name,
 		Before: jsonOf(map[string]any{"phase": tx.s.Steps[i].Phase}), After: jsonOf(map[string]any{"phase": phase})})
 	tx.setStep(i, phase, OutcomeDone, "resolved", c.Evidence, "")
+	tx.s.Steps[i].Resolved = &Resolution{By: c.By, Outcome: c.Outcome, Evidence: c.Evidence, At: tx.at}
 	at := tx.at
 	tx.s.RungAt, tx.s.Rings = &at, 0
 	if tx.unknown() >= 0 {
@@ -279,13 +281,24 @@ func (c Resolve) apply(tx *transaction) error {
 			NextAction: &NextAction{Code: ActRetry, Text: "retry once the cause is mended"}, Cleanup: tx.abandoned()})
 		return tx.move(Failed, ByResolve, c.By, c.Reason, c.Evidence)
 	case tx.firstOpen() < 0:
-		tx.finish(Result{Outcome: Succeeded, Message: "settled by " + c.By.ID, Verified: []string{"by a person: " + c.Evidence}})
+		tx.finish(Result{Outcome: Succeeded, Message: "settled by " + c.By.ID, NotVerified: tx.onTrust()})
 		return tx.move(Succeeded, ByResolve, c.By, c.Reason, c.Evidence)
 	case tx.s.Cancel != nil:
 		tx.finish(Result{Outcome: Cancelled, Message: "cancelled; settled by " + c.By.ID, Cleanup: tx.abandoned()})
 		return tx.move(Cancelled, ByResolve, c.By, c.Reason, c.Evidence)
 	}
 	return tx.move(Dispatched, ByResolve, c.By, c.Reason, c.Evidence)
+}
+
+// onTrust lists the steps that rest on a person's word.
+func (tx *transaction) onTrust() []string {
+	var out []string
+	for i, st := range tx.s.Steps {
+		if st.Resolved != nil {
+			out = append(out, fmt.Sprintf("step %s, settled as %s by %s: %s", tx.spec.Steps[i].Name, st.Resolved.Outcome, st.Resolved.By.ID, st.Resolved.Evidence))
+		}
+	}
+	return out
 }
 
 // firstFailed returns the index of the first required step that ended without

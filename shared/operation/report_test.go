@@ -195,8 +195,19 @@ func TestResolve(t *testing.T) {
 
 	h := running(t).told(t, is("look", StepSucceeded), is("reset", StepSucceeded), is("extra", StepSkipped), is("evict", StepRunning)).after(t, LoseLease{})
 	h.after(t, resolve("evict", ResolveDone)).wantPhase(t, Succeeded)
-	if len(h.s.Result.Verified) != 1 || !strings.Contains(h.s.Result.Verified[0], "by a person") {
-		t.Errorf("verified %v: it does not say who saw it", h.s.Result.Verified)
+	if nv := h.s.Result.NotVerified; len(h.s.Result.Verified) != 0 || len(nv) != 1 || !strings.Contains(nv[0], "settled as succeeded by "+person.ID) {
+		t.Errorf("not verified %v: it does not say on whose word it rests", nv)
+	}
+
+	// What never took effect is issued again without asking a probe, and the
+	// result says on whose word.
+	h = unsure(t).after(t, resolve("evict", ResolveNotDone)).wantPhase(t, Dispatched).claimed(t).wantPhase(t, Running)
+	if h.step("evict").Resolved == nil || h.step("evict").Phase != StepPending {
+		t.Fatalf("step %+v", h.step("evict"))
+	}
+	h.told(t, is("evict", StepRunning))
+	if h.step("evict").Resolved != nil {
+		t.Error("the step was issued since: a probe decides again")
 	}
 
 	h = unsure(t)

@@ -121,15 +121,24 @@ func (r *Runner) observe(ctx context.Context, kids *record.Children) error {
 			continue
 		default:
 			k.Phase = string(op.State.Phase)
-			if op.State.Result != nil {
-				k.Detail = op.State.Result.Message
-			}
+			k.Detail = told(op.State.Result)
 		}
 		if err := r.keep(ctx, kids, i); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// told is what a child's end says of its reason.
+func told(r *operation.Result) string {
+	switch {
+	case r == nil:
+		return ""
+	case r.Cause != nil:
+		return r.Cause.ErrorCode + ": " + r.Cause.Detail
+	}
+	return r.Message
 }
 
 func (r *Runner) keep(ctx context.Context, kids *record.Children, i int) error {

@@ -83,4 +83,7 @@ type Step struct {
 	// Attempts is how many were opened so far, in every run and whatever they
 	// came to, the one of StartedStep included.
 	Attempts int `json:"attempts"`
+	// Resolved: a person settled that the step never took effect; it is not
+	// probed, since no probe could tell.
+	Resolved bool `json:"resolved,omitempty"`
 }

@@ -92,6 +92,7 @@ func (r *Report) operation(ctx context.Context, st *record.Store, id string, see
 	if err := operation.VerifyChain(entries, op.State.Journal); err != nil {
 		r.problem("operation %s: %v", id, err)
 	}
+	r.consistent(&op, entries)
 	live := !op.State.Phase.Terminal()
 	if live {
 		r.Live++
@@ -124,6 +125,22 @@ func (r *Report) operation(ctx context.Context, st *record.Store, id string, see
 		}
 	}
 	return r.published(ctx, st, &op, entries, seen)
+}
+
+// consistent checks that the state and the spec say what the journal says.
+func (r *Report) consistent(op *operation.Operation, entries []operation.Entry) {
+	var last operation.Phase
+	for _, e := range entries {
+		if e.Kind == operation.EntryTransition {
+			last = e.To
+		}
+	}
+	if last != op.State.Phase {
+		r.problem("operation %s is %s, its journal ends in %s", op.Spec.ID, op.State.Phase, last)
+	}
+	if len(entries) > 0 && (entries[0].By != op.Spec.Actor || entries[0].Reason != op.Spec.Request.Reason) {
+		r.problem("operation %s: actor or reason are not those of its journal", op.Spec.ID)
+	}
 }
 
 // published checks that each transition up to the marker is in the stream.
