@@ -91,12 +91,6 @@ func (r *run) request(flag *bool) {
 	*flag = true
 }
 
-func (r *run) isCancelled() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.cancelled
-}
-
 // main carries the assignment out and tells its end. held ends with the lease,
 // work also at the deadline.
 func (r *run) main(held, work context.Context) {
@@ -210,7 +204,7 @@ func (r *run) work(ctx context.Context) end {
 		if s.Phase == operation.StepFailed {
 			if s.Required { // a predecessor got this far and no further
 				return end{outcome: protocol.FinalFailed, step: s,
-					out: executor.Outcome{ErrorCode: codeStepFailed, Detail: "step " + s.Name + " failed under an earlier lease", Retryable: true}}
+					out: failedBefore(s)}
 			}
 			continue
 		}
@@ -228,6 +222,16 @@ func (r *run) work(ctx context.Context) end {
 		}
 	}
 	return end{outcome: protocol.FinalSucceeded}
+}
+
+// failedBefore is the outcome of a step that failed under an earlier lease: its
+// own words where they are known.
+func failedBefore(s *stepState) executor.Outcome {
+	out := executor.Outcome{ErrorCode: s.ErrorCode, Detail: s.Detail, Retryable: true}
+	if out.ErrorCode == "" {
+		out.ErrorCode, out.Detail = codeStepFailed, "step "+s.Name+" failed under an earlier lease"
+	}
+	return out
 }
 
 // requiredDone tells whether the operation has what success needs.

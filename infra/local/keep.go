@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/opsplane/opsplane/shared/ledger"
 	ledgersqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/record"
@@ -41,7 +42,34 @@ func Restore(ctx context.Context, file, data string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(db.Backup(ctx, LedgerPath(data)), db.Close())
+	if err := errors.Join(db.Backup(ctx, LedgerPath(data)), db.Close()); err != nil {
+		return err
+	}
+	return unsettle(ctx, data)
+}
+
+// unsettle marks what is live in a restored folder: effects may have been issued
+// since the backup, so nothing is issued before the world has been read.
+func unsettle(ctx context.Context, data string) (err error) {
+	db, err := ledgersqlite.Open(ctx, ledgersqlite.Options{Path: LedgerPath(data)})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	st := &record.Store{Ledger: db, Now: time.Now, Timing: operation.OneMachine}
+	live, err := record.All[operation.State](ctx, db, ledger.Query{Index: ledger.Live, PK: record.ListOperations})
+	if err != nil {
+		return err
+	}
+	for _, s := range live {
+		_, err := st.Update(ctx, s.ID, func(*operation.Operation) (operation.Change, []ledger.Write, error) {
+			return operation.Restored{By: operation.Actor{ID: "opsplane restore", Kind: "plane"}}, nil, nil
+		})
+		if err != nil {
+			return fmt.Errorf("mark operation %s: %w", s.ID, err)
+		}
+	}
+	return nil
 }
 
 // bound is how long past its deadline an operation may be live: its agent's

@@ -10,8 +10,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/opsplane/opsplane/shared/operation"
 )
@@ -77,6 +79,11 @@ func fingerprint(body []byte) (string, error) {
 	if _, err := dec.Token(); err != io.EOF {
 		return "", operation.Refuse("malformed", "the body holds more than one JSON value")
 	}
+	if at, twice := RepeatedKey(body); twice {
+		r := operation.Refuse("malformed", "%s is in the body twice", at)
+		r.Errors = []operation.FieldError{{Pointer: at, Code: "repeated", Detail: "is there twice"}}
+		return "", r
+	}
 	b, err := json.Marshal(v)
 	if err != nil {
 		return "", fmt.Errorf("fingerprint request: %w", err)
@@ -84,6 +91,65 @@ func fingerprint(body []byte) (string, error) {
 	h := sha256.Sum256(b)
 	return hex.EncodeToString(h[:]), nil
 }
+
+// RepeatedKey returns the pointer of the first key that an object of the body
+// holds twice: readers differ about which of the two counts (RFC 8259, section
+// 4). A body that is not JSON has none.
+func RepeatedKey(body []byte) (pointer string, found bool) {
+	type level struct {
+		keys  map[string]bool // of an object
+		key   string          // whose value comes next
+		index int             // of an array's next element
+	}
+	var levels []level
+	valued := func() { // a value ended
+		if n := len(levels); n > 0 {
+			levels[n-1].key = ""
+			levels[n-1].index++
+		}
+	}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.UseNumber()
+	wantKey := func() bool {
+		n := len(levels)
+		return n > 0 && levels[n-1].keys != nil && levels[n-1].index%2 == 0
+	}
+	for {
+		t, err := dec.Token()
+		if err != nil {
+			return "", false
+		}
+		name, text := t.(string)
+		switch d, _ := t.(json.Delim); {
+		case d == '{':
+			levels = append(levels, level{keys: map[string]bool{}})
+		case d == '[':
+			levels = append(levels, level{})
+		case d == '}' || d == ']':
+			levels = levels[:len(levels)-1]
+			valued()
+		case text && wantKey():
+			top := &levels[len(levels)-1]
+			if top.keys[name] {
+				for _, l := range levels[:len(levels)-1] {
+					if l.keys == nil {
+						l.key = strconv.Itoa(l.index)
+					}
+					pointer += "/" + escape(l.key)
+				}
+				return pointer + "/" + escape(name), true
+			}
+			top.keys[name] = true
+			top.key = name
+			top.index++
+		default:
+			valued()
+		}
+	}
+}
+
+// escape escapes a name for a JSON pointer (RFC 6901, section 3).
+func escape(name string) string { return strings.NewReplacer("~", "~0", "/", "~1").Replace(name) }
 
 // parse reads one operation request that sits at the pointer, and collects
 // every error of its fields.
@@ -95,6 +161,22 @@ func parse(at string, body json.RawMessage, now time.Time, child bool) (parsed, 
 	p.request.Cluster = f.String("cluster", false, MaxTargetBytes)
 	p.request.Reason = f.String("reason", !child, MaxReasonBytes)
 	deadline := f.String("deadline", false, 64)
+	for _, name := range []string{"cluster", "deadline"} {
+		if string(f.Raw(name)) == `""` {
+			f.Fail(name, "required", "must not be empty; leave it out")
+		}
+	}
+	switch {
+	case p.request.Reason != "" && strings.TrimSpace(p.request.Reason) == "":
+		f.Fail("reason", "required", "must say why")
+	case strings.ContainsFunc(p.request.Reason, bidirectional):
+		f.Fail("reason", "characters", "must not hold characters that override the direction of text")
+	}
+	for i, e := range f.Errs {
+		if e.Code == "characters" && e.Pointer == at+"/reason" && strings.ContainsRune(p.request.Reason, utf8.RuneError) {
+			f.Errs[i].Detail = "must not hold replacement characters (U+FFFD, also what half a surrogate pair becomes)"
+		}
+	}
 	if raw := f.Raw("requested_revision"); len(raw) > 0 && string(raw) != "null" {
 		var n int64
 		if err := json.Unmarshal(raw, &n); err != nil || n < 0 {
@@ -108,7 +190,9 @@ func parse(at string, body json.RawMessage, now time.Time, child bool) (parsed, 
 			f.Fail("dry_run", "unknown_field", "goes on the plan, not on a child")
 		}
 	} else {
-		p.dryRun = f.Bool("dry_run", false)
+		if p.dryRun = f.Bool("dry_run", false); string(f.Raw("dry_run")) == "null" {
+			f.Fail("dry_run", "type", "must be true or false")
+		}
 	}
 	payload := f.Raw("payload")
 
@@ -135,10 +219,8 @@ func parse(at string, body json.RawMessage, now time.Time, child bool) (parsed, 
 			p.request.Deadline = &t
 		}
 	}
-	for name, v := range map[string]string{"reason": p.request.Reason} {
-		if operation.SecretShaped(v) {
-			f.Fail(name, "secret_in_request", "looks like a credential; name a secret, never its value")
-		}
+	if operation.SecretShaped(p.request.Reason) {
+		f.Fail("reason", "secret_in_request", "looks like a credential; name a secret, never its value")
 	}
 	if ok {
 		pf := operation.NewFields(at+"/payload", payload)
@@ -159,6 +241,10 @@ func parse(at string, body json.RawMessage, now time.Time, child bool) (parsed, 
 	f.Done()
 	return p, f.Errs
 }
+
+// bidirectional tells the characters that make text read otherwise than it is
+// stored (Unicode Standard Annex 9: embeddings, overrides and isolates).
+func bidirectional(r rune) bool { return r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 }
 
 // secretIn returns the pointer of the first value that looks like a credential.
 func secretIn(raw json.RawMessage) string {
@@ -181,7 +267,7 @@ func secretIn(raw json.RawMessage) string {
 			}
 		case map[string]any:
 			for k, x := range v {
-				if p := walk(at+"/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(k), x); p != "" {
+				if p := walk(at+"/"+escape(k), x); p != "" {
 					return p
 				}
 			}

@@ -51,6 +51,22 @@ func parseReference(s string) (reference, bool) {
 	return reference{kind: kind, id: s}, true
 }
 
+// Reference reads what names an object: its id (or "fleet"), or kind:name in its
+// canonical form. Both are "" for an empty string.
+func Reference(s string) (objectID, name string, ok bool) {
+	if s == "" {
+		return "", "", true
+	}
+	ref, ok := parseReference(s)
+	switch {
+	case ref.kind == operation.KindFleet:
+		return ref.kind, "", ok
+	case ref.name != "":
+		return "", ref.kind + ":" + ref.name, ok
+	}
+	return ref.id, "", ok
+}
+
 // Candidate is one of several objects that a name may mean.
 type Candidate struct {
 	ID          string `json:"id"`

@@ -112,7 +112,8 @@ func (s *Service) assignment(op *operation.Operation) *protocol.Assignment {
 		Probe: operation.NeedsProbe(sp, st), Cancel: st.Cancel != nil,
 	}
 	for i, p := range sp.Steps {
-		a.Steps = append(a.Steps, protocol.Step{PlanStep: p, Phase: st.Steps[i].Phase, Attempts: st.Steps[i].LastAttempt(), Resolved: st.Steps[i].Resolved != nil})
+		a.Steps = append(a.Steps, protocol.Step{PlanStep: p, Phase: st.Steps[i].Phase, Attempts: st.Steps[i].LastAttempt(), Resolved: st.Steps[i].Resolved != nil,
+			ErrorCode: st.Steps[i].ErrorCode, Detail: st.Steps[i].Detail})
 		if !a.Probe && st.Steps[i].Phase == operation.StepRunning {
 			a.StartedStep = p.ID
 		}

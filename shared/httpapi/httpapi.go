@@ -49,6 +49,8 @@ type Config struct {
 	Version string
 	// MaxWait bounds every wait: 60 s on one machine (the default), 25 s on AWS.
 	MaxWait time.Duration
+	// BodyTimeout is how long a client may take to send a body; 0: 30 s.
+	BodyTimeout time.Duration
 	Logger  *slog.Logger
 	// Metrics gets the API's own metrics and is what /metrics shows.
 	Metrics *prometheus.Registry
@@ -80,6 +82,9 @@ func New(cfg Config) (*API, error) {
 	}
 	if cfg.MaxWait <= 0 {
 		cfg.MaxWait = time.Minute
+	}
+	if cfg.BodyTimeout <= 0 {
+		cfg.BodyTimeout = 30 * time.Second
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"path"
 	"runtime/debug"
 	"slices"
@@ -16,13 +17,16 @@ import (
 	"strings"
 	"time"
 
+	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/problem"
 )
 
-// bodyTimeout is how long a client may take to send a body.
-const bodyTimeout = 30 * time.Second
+// drainTimeout is how long net/http may go on reading the body of a request that
+// was refused: a client in the middle of sending reads its answer better so.
+const drainTimeout = time.Second
 
 // writeSlack is how long a client may take to read an answer, beyond the longest
 // wait for it.
@@ -33,7 +37,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	rq := &request{api: a, http: r, requestID: id.New("req", a.now())}
 	rq.correlation = rq.requestID
-	if c := r.Header.Get("X-Correlation-ID"); correlationShape.MatchString(c) {
+	if c := r.Header.Get("X-Correlation-ID"); correlationShape.MatchString(c) && !operation.SecretShaped(c) {
 		rq.correlation = c
 	}
 	r = r.WithContext(context.WithValue(r.Context(), requestKey{}, rq))
@@ -52,6 +56,9 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.done(rec, rq, time.Since(start))
 	}()
 	if err := a.admit(rec, rq, &r); err != nil {
+		if r.ContentLength != 0 { // all of it may never come
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTimeout)) // a test's recorder has none
+		}
 		a.refuse(rec, rq, err)
 		return
 	}
@@ -157,8 +164,9 @@ func hostOf(addr string) string {
 	return host
 }
 
-// checkQuery refuses a query that cannot be read, parameters given twice and, on
-// routes without huma, every parameter.
+// checkQuery refuses a query that cannot be read, parameters that are empty (all
+// but cursor: the first page's) or given twice and, on routes without huma, every
+// parameter.
 func (rq *request) checkQuery(r *http.Request) error {
 	if r.URL.RawQuery == "" {
 		return nil
@@ -176,6 +184,8 @@ func (rq *request) checkQuery(r *http.Request) error {
 		switch {
 		case rq.route.bare && !rq.route.public:
 			return invalidParam("query", name, "unknown_parameter", "is not a parameter of this path")
+		case name != "cursor" && !rq.route.bare && slices.Contains(q[name], ""):
+			return invalidParam("query", name, "empty", "must not be empty")
 		case len(q[name]) > 1 && !slices.Contains(rq.route.several, name):
 			return invalidParam("query", name, "repeated", "must be given once")
 		}
@@ -183,33 +193,25 @@ func (rq *request) checkQuery(r *http.Request) error {
 	return nil
 }
 
-// readBody reads the whole body within the route's limit and puts it back.
+// readBody reads the whole body within the route's limit and puts it back. A
+// body that is not read to its end costs the connection: net/http would wait for
+// the rest before it sends the answer.
 func (rq *request) readBody(w http.ResponseWriter, rp **http.Request) error {
 	r := *rp
-	limit := rq.route.body
-	if r.ContentLength > limit && limit > 0 {
-		w.Header().Set("Connection", "close")
-		return tooLarge(r.ContentLength, limit)
-	}
 	if r.Body == nil || r.ContentLength == 0 {
 		return nil
 	}
-	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a test's recorder has none
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
-	_ = rc.SetReadDeadline(time.Time{})
-	var over *http.MaxBytesError
-	switch {
-	case errors.As(err, &over) && limit == 0:
-		return problem.New(problem.Malformed, "the request takes no body")
-	case errors.As(err, &over):
-		return tooLarge(-1, limit)
-	case err != nil:
-		return problem.New(problem.Malformed, "the body did not come in whole").WithCause(err)
+	b, err := rq.wholeBody(w, r)
+	if err != nil {
+		w.Header().Set("Connection", "close")
+		return err
 	}
 	if len(b) > 0 {
-		if err := checkMediaType(r.Header.Get("Content-Type")); err != nil {
+		if err := checkMediaType(r.Header); err != nil {
 			return err
+		}
+		if at, twice := admission.RepeatedKey(b); twice && !rq.route.bare {
+			return problem.New(problem.Malformed, "%s is in the body twice", at).WithField(at, "repeated", "is there twice")
 		}
 	}
 	clone := *r
@@ -217,6 +219,34 @@ func (rq *request) readBody(w http.ResponseWriter, rp **http.Request) error {
 	*rp = &clone
 	return nil
 }
+
+func (rq *request) wholeBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	limit := rq.route.body
+	switch {
+	case limit == 0 && r.ContentLength > 0:
+		return nil, noBody()
+	case r.ContentLength > limit && limit > 0:
+		return nil, tooLarge(r.ContentLength, limit)
+	}
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(rq.api.cfg.BodyTimeout)) // a test's recorder has none
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	var over *http.MaxBytesError
+	switch {
+	case errors.As(err, &over) && limit == 0:
+		return nil, noBody()
+	case errors.As(err, &over):
+		return nil, tooLarge(-1, limit)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, problem.New(problem.Malformed, "the body did not come in whole within %s", rq.api.cfg.BodyTimeout).WithCause(err)
+	case err != nil:
+		return nil, problem.New(problem.Malformed, "the body did not come in whole").WithCause(err)
+	}
+	_ = rc.SetReadDeadline(time.Time{})
+	return b, nil
+}
+
+func noBody() *problem.Problem { return problem.New(problem.Malformed, "the request takes no body") }
 
 func tooLarge(size, limit int64) *problem.Problem {
 	p := problem.New(problem.PayloadTooLarge, "the body has more than %d bytes", limit)
@@ -226,8 +256,15 @@ func tooLarge(size, limit int64) *problem.Problem {
 	return p.WithExtra("limit", limit)
 }
 
-// checkMediaType takes JSON in UTF-8, which is also what an absent header means.
-func checkMediaType(s string) error {
+// checkMediaType takes JSON in UTF-8, which is also what an absent header means,
+// as it is: not compressed.
+func checkMediaType(h http.Header) error {
+	for _, coding := range h.Values("Content-Encoding") {
+		if !strings.EqualFold(strings.TrimSpace(coding), "identity") {
+			return problem.New(problem.UnsupportedMediaType, "a body comes as it is, without a Content-Encoding").WithExtra("supported", []string{"identity"})
+		}
+	}
+	s := h.Get("Content-Type")
 	if s == "" {
 		return nil
 	}

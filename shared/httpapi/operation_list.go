@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/shared/admission"
-	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -27,7 +26,7 @@ type operationsInput struct {
 	Type          []string `query:"type,explode" doc:"Repeatable, or separated by commas"`
 	Active        string   `query:"active" enum:"true,false" doc:"true: what has not ended"`
 	Target        string   `query:"target" doc:"An id, or kind:name"`
-	Resource      string   `query:"resource" doc:"Everything that touched this id"`
+	Resource      string   `query:"resource" doc:"Everything that touched this: an id, or kind:name"`
 	Cluster       string   `query:"cluster" doc:"Id or name"`
 	Actor         string   `query:"actor"`
 	Parent        string   `query:"parent" doc:"Children of this plan"`
@@ -113,7 +112,7 @@ func either(name, v, other, w string) (time.Time, error) {
 }
 
 func (a *API) operationFilter(ctx context.Context, rq *request, in *operationsInput) (*operationFilter, error) {
-	f := &operationFilter{phases: words(in.Phase), types: words(in.Type), active: parseBool(in.Active), resource: in.Resource, actor: in.Actor,
+	f := &operationFilter{phases: words(in.Phase), types: words(in.Type), active: parseBool(in.Active), actor: in.Actor,
 		parent: in.Parent, correlation: in.CorrelationID, reverse: in.Order != "asc", limit: in.Limit, sees: rq.sees, everything: len(rq.principal.Clusters) == 0}
 	for _, p := range f.phases {
 		if !operation.Phase(p).Valid() {
@@ -130,11 +129,9 @@ func (a *API) operationFilter(ctx context.Context, rq *request, in *operationsIn
 			return nil, invalidParam("query", name, "format", "must have at most %d bytes of text", admission.MaxTargetBytes)
 		}
 	}
-	if f.target = in.Target; strings.Contains(in.Target, ":") {
-		f.target, f.targetName = "", in.Target
-		if name, ok := strings.CutPrefix(in.Target, "device:"); ok {
-			f.targetName = "device:" + fleet.CanonicalDevice(name)
-		}
+	ok := true
+	if f.target, f.targetName, ok = admission.Reference(in.Target); !ok {
+		return nil, invalidParam("query", "target", "format", "must be an id, kind:name, or fleet")
 	}
 	if f.parent != "" && !id.Valid(id.Operation, f.parent) {
 		return nil, invalidParam("query", "parent", "format", "must be an operation's id")
@@ -149,11 +146,36 @@ func (a *API) operationFilter(ctx context.Context, rq *request, in *operationsIn
 	if f.cluster, err = a.clusterParam(ctx, rq, in.Cluster); err != nil {
 		return nil, err
 	}
+	if f.resource, err = a.resourceParam(ctx, rq, in.Resource, in.Cluster); err != nil {
+		return nil, err
+	}
 	if len(rq.principal.Clusters) == 1 && f.cluster == "" {
 		f.cluster = rq.principal.Clusters[0] // all that there is to see
 	}
 	f.plain = len(f.phases)+len(f.types) == 0 && f.target+f.targetName+f.correlation == "" && f.everything
 	return f, nil
+}
+
+// resourceParam reads the parameter that names a resource by id or kind:name, as
+// admission reads a target.
+func (a *API) resourceParam(ctx context.Context, rq *request, s, cluster string) (string, error) {
+	resource, name, ok := admission.Reference(s)
+	switch {
+	case !ok:
+		return "", invalidParam("query", "resource", "format", "must be an id, kind:name, or fleet")
+	case name == "":
+		return resource, nil
+	}
+	kind, _, _ := strings.Cut(name, ":")
+	t, err := admission.Resolve(ctx, a.cfg.Store, rq.call().Caller, "", "resource", []string{kind}, s, cluster)
+	if r, ok := errors.AsType[*operation.Refusal](err); ok {
+		p := invalidParam("query", "resource", r.ErrorCode, "cannot be found: %s", r.Detail)
+		if c, ok := r.Extra["candidates"]; ok {
+			p.WithExtra("candidates", c)
+		}
+		return "", p
+	}
+	return t.ID, err
 }
 
 // clusterParam reads the parameter that names a cluster by id or name.

@@ -122,8 +122,8 @@ func (a *API) getOperation(ctx context.Context, rq *request, in *struct {
 		return nil, err
 	}
 	known, err := parseETag("If-None-Match", in.IfNoneMatch)
-	if err != nil {
-		return nil, err
+	if err != nil { // nothing that this path answered: it matches nothing
+		known = -1
 	}
 	if wait == 0 {
 		op, err := a.loadOperation(ctx, rq, in.ID)

@@ -39,6 +39,18 @@ func (c Ring) apply(tx *transaction) error {
 	return nil
 }
 
+// NotRung: the doorbell that was due could not be sent. It is due again, and
+// does not count for the back-off.
+type NotRung struct{}
+
+func (NotRung) apply(tx *transaction) error {
+	if tx.s.Phase.Terminal() || tx.s.Lease != nil || tx.s.Rings == 0 {
+		return ErrNoChange
+	}
+	tx.s.Rings = 0
+	return nil
+}
+
 // Wait sets or clears (nil) why the operation does not go on.
 type Wait struct{ Waiting *Waiting }
 

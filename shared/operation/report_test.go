@@ -392,3 +392,21 @@ func TestVerifyChainFindsEveryChange(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestRestored(t *testing.T) {
+	t.Parallel()
+	by := Restored{By: Actor{ID: "opsplane restore", Kind: "plane"}}
+	h := running(t).told(t, is("look", StepSucceeded), is("evict", StepRunning))
+	late := h.report(&Final{Outcome: FinalSucceeded})
+	h.after(t, by).wantPhase(t, Reconciling)
+	if h.s.Lease != nil || h.step("evict").Phase != StepUnknown || h.s.Assignments[0].Ended != "restored" {
+		t.Errorf("state %+v", h.s)
+	}
+	wantErr(t, h.try(late), ErrLeaseLost)
+
+	// One that nobody held in the backup may have been done since.
+	h = admit(t, testSpec()).after(t, Dispatch{}, by).wantPhase(t, Dispatched).claimed(t)
+	if !NeedsProbe(h.spec, &h.s) || h.s.Generation <= restoredGenerations {
+		t.Errorf("claimed after a restore without a probe: %+v", h.s)
+	}
+}

@@ -83,6 +83,9 @@ type Step struct {
 	// Attempts is how many were opened so far, in every run and whatever they
 	// came to, the one of StartedStep included.
 	Attempts int `json:"attempts"`
+	// ErrorCode and Detail say why a step failed under an earlier lease.
+	ErrorCode string `json:"error_code,omitempty"`
+	Detail    string `json:"detail,omitempty"`
 	// Resolved: a person settled that the step never took effect; it is not
 	// probed, since no probe could tell.
 	Resolved bool `json:"resolved,omitempty"`

@@ -165,8 +165,17 @@ func (r *Relay) dispatch(ctx context.Context, g *record.Glance) error {
 }
 
 // Ring puts a doorbell for the operation on its cluster's queue.
+//
+// One that cannot be sent is due again at once.
 func (r *Relay) Ring(ctx context.Context, s *operation.State) error {
-	return r.send(ctx, protocol.KindOperation, s.ID, s.Cluster, s.Generation)
+	err := r.send(ctx, protocol.KindOperation, s.ID, s.Cluster, s.Generation)
+	if err == nil {
+		return nil
+	}
+	_, uerr := r.Store.Update(ctx, s.ID, func(*operation.Operation) (operation.Change, []ledger.Write, error) {
+		return operation.NotRung{}, nil, nil
+	})
+	return errors.Join(err, uerr)
 }
 
 func (r *Relay) send(ctx context.Context, kind, op, cluster string, generation int64) error {
