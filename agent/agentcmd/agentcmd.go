@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
+	"net/url"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -38,6 +40,7 @@ type options struct {
 	executor, simScenario, simState string
 	stateDir                        string
 	concurrency                     int
+	insecure                        bool
 	parentPipe, debug, showVersion  bool
 }
 
@@ -78,6 +81,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	fs.StringVar(&o.plane, "plane", os.Getenv("OPSPLANE_PLANE"), "`URL` of the plane (or OPSPLANE_PLANE)")
 	fs.StringVar(&o.tokenFile, "token-file", "", "`file` with the agent's token (else "+TokenEnv+")")
 	fs.StringVar(&o.caFile, "ca-file", "", "PEM `file` of CAs to trust besides the system's")
+	fs.BoolVar(&o.insecure, "insecure", false, "allow http:// to a plane on another machine: anybody on the way can read the token")
 	fs.StringVar(&o.name, "name", "", "stable `name`, unique in the cluster (default: the host's)")
 	fs.StringVar(&o.executor, "executor", "sim", "`kind` of executor: "+strings.Join(builtIn(), ", "))
 	fs.StringVar(&o.simScenario, "sim-scenario", "demo/alpha", "builtin `name` or file of the simulated cluster")
@@ -99,6 +103,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	if o.plane == "" {
 		return o, errors.New("--plane is needed")
 	}
+	if !o.insecure && sendsInClear(o.plane) {
+		return o, errors.New("--plane is http:// on another machine, so the agent's token would be sent in the clear: use https://, or accept it with --insecure")
+	}
 	if o.concurrency < 1 {
 		return o, errors.New("--concurrency must be at least 1")
 	}
@@ -110,6 +117,21 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		o.name = host
 	}
 	return o, nil
+}
+
+// sendsInClear tells whether what is sent to the plane can be read on the way.
+// What is no URL at all is refused where it is used.
+func sendsInClear(plane string) bool {
+	u, err := url.Parse(plane)
+	if err != nil || u.Scheme != "http" { // Parse lowers the scheme
+		return false
+	}
+	host := strings.ToLower(u.Hostname())
+	if host == "localhost" {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return err != nil || !ip.Unmap().IsLoopback()
 }
 
 func run(ctx context.Context, o options, stdin io.Reader, log *slog.Logger) error {
