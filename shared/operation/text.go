@@ -40,7 +40,9 @@ var secretShapes = []*regexp.Regexp{
 	regexp.MustCompile(`\b(ghp|gho|ghs|ghu)_[A-Za-z0-9]{36}\b|\bgithub_pat_[A-Za-z0-9_]{22,}`),
 	regexp.MustCompile(`\bxox[abposr]-[A-Za-z0-9-]{10,}`),
 	regexp.MustCompile(`\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{20,}|\bnvapi-[A-Za-z0-9_-]{20,}`),
-	regexp.MustCompile(`(?i)\b(password|passwd|secret|api[_-]?key|token|authorization)\b["']?\s*[:=]\s*["']?(bearer\s+)?[^\s"']{8,}`),
+	regexp.MustCompile(`\bAIza[0-9A-Za-z_-]{35}`),
+	regexp.MustCompile(`(?i)(?:\b|_)(password|passwd|secret|(secret[_-]?)?(access|api)[_-]?key|token|authorization)["']?\s*[:=]\s*` +
+		`("[^"]{8,}"|'[^']{8,}'|["']?(bearer\s+)?[^\s"']{8,})`),
 	regexp.MustCompile(`(?i)\bbearer\s+[A-Za-z0-9._~+/-]{16,}`),
 	regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s:@]+:[^/\s@]+@`),
 }

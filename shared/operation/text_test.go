@@ -98,7 +98,8 @@ func TestSecretShaped(t *testing.T) {
 		"-----BEGIN PRIVATE KEY-----", "-----BEGIN OPENSSH PRIVATE KEY-----\nxx", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",
 		"ghp_" + strings.Repeat("a", 36), "github_pat_" + strings.Repeat("a", 30), "xoxb-1234567890-abc", "hf_" + strings.Repeat("a", 34),
 		"sk-" + strings.Repeat("a", 30), "nvapi-" + strings.Repeat("a", 30), "password=hunter2hunter2", `"api_key": "abcdefgh12"`,
-		"PASSWD: correcthorse", "Authorization: Bearer abcdefgh", "bearer abcdefghijklmnop", "postgres://u:hunter2@db/x",
+		"PASSWD: correcthorse", "Authorization: Bearer abcdefgh", "bearer abcdefghijklmnop", "aws_secret_access_key=wJalrXUtnFEMIK7MDENG",
+		`PASSWORD = "two words"`, "DB_PASSWORD='two words'", "AIza" + strings.Repeat("aB3-_", 7), "postgres://u:hunter2@db/x",
 	} {
 		if !SecretShaped(s) {
 			t.Errorf("%q: not seen", s)

@@ -26,7 +26,11 @@ var _ = register(Definition{
 		grace := f.Int("grace_period_seconds", -1, 24*3600, -1)
 		f.Bool("delete_emptydir_data", false)
 		f.Bool("force", false)
-		f.String("pod_selector", false, 1024)
+		if sel := f.String("pod_selector", false, 1024); sel != "" {
+			if err := CheckSelector(sel); err != nil {
+				f.Fail("pod_selector", "format", "is no label selector: "+err.Error())
+			}
+		}
 		onDeadline := f.Enum("on_deadline", "stop", "stop", "force")
 		f.Int("force_window_seconds", 1, 24*3600, max(grace, 0)+30)
 		f.Enum("on_cancel", "leave", "leave", "restore")
