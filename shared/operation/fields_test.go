@@ -94,7 +94,7 @@ func TestPayloads(t *testing.T) {
 			``: "", `{"grace_period_seconds":-1}`: "", `{"grace_period_seconds":-2}`: "/grace_period_seconds range",
 			`{"grace_period_seconds":86400}`: "", `{"grace_period_seconds":86401}`: "/grace_period_seconds range",
 			`{"delete_emptydir_data":true,"force":true}`: "", `{"force":"x"}`: "/force type",
-			`{"pod_selector":"app=web"}`: "", `{"pod_selector":"` + long[:1024] + `"}`: "", `{"pod_selector":"` + long + `"}`: "/pod_selector max_length",
+			`{"pod_selector":"app=web"}`: "", `{"pod_selector":"` + strings.Repeat("app=web,", 127) + "app=web" + `"}`: "", `{"pod_selector":"!!"}`: "/pod_selector format", `{"pod_selector":"` + long + `"}`: "/pod_selector max_length",
 			`{"on_deadline":"stop"}`: "", `{"on_deadline":"force"}`: "", `{"on_deadline":"later"}`: "/on_deadline enum",
 			`{"on_deadline":"force","force_window_seconds":1}`: "", `{"on_deadline":"force","force_window_seconds":0}`: "/force_window_seconds range",
 			`{"on_deadline":"force","force_window_seconds":86400}`: "", `{"on_deadline":"force","force_window_seconds":86401}`: "/force_window_seconds range",

@@ -26,7 +26,7 @@ var _ = register(Definition{
 		grace := f.Int("grace_period_seconds", -1, 24*3600, -1)
 		f.Bool("delete_emptydir_data", false)
 		f.Bool("force", false)
-		if sel := f.String("pod_selector", false, 1024); sel != "" {
+		if sel := f.String("pod_selector", false, 1024); sel != "" && len(sel) <= 1024 {
 			if err := CheckSelector(sel); err != nil {
 				f.Fail("pod_selector", "format", "is no label selector: "+err.Error())
 			}
