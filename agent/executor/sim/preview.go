@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -17,7 +18,8 @@ func (e *Executor) Preview(_ context.Context, r protocol.PreviewRequest) ([]prot
 			blockers = append(blockers, protocol.Blocker{Code: code, Resource: resource, Detail: why})
 		}
 	}
-	var bad error
+	var bad error // in the payload
+	known := true
 	err := e.store.view(func(w *World, ix *index) {
 		switch r.Type {
 		case "node.cordon", "node.uncordon", "node.drain":
@@ -75,11 +77,14 @@ func (e *Executor) Preview(_ context.Context, r protocol.PreviewRequest) ([]prot
 				add(code, "component/"+p.Component, why)
 			}
 		default:
-			bad = fmt.Errorf("type %s is not known here", r.Type)
+			known = false
 		}
 	})
-	if err == nil {
-		err = bad
+	if err == nil && !known {
+		err = errors.New("the type is not known here")
+	}
+	if bad != nil { // the operation's preflight says the same
+		add("invalid_payload", r.TargetName, bad.Error())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("preview %s: %w", r.Type, err)

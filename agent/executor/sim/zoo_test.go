@@ -28,6 +28,7 @@ func TestZooDrains(t *testing.T) {
 		{node: "stuck-finalizer", within: time.Second, step: "wait", class: operation.OutcomeWaiting, code: "finalizer", detail: "zoo.example.com/hold"},
 		{node: "unmanaged-pod", step: "preflight", class: operation.OutcomePermanent, code: "unmanaged_pod", detail: "zoo/alone", untouched: true},
 		{node: "local-data", step: "preflight", class: operation.OutcomePermanent, code: "local_data", detail: "zoo/scratch-0", untouched: true},
+		{node: "plain", payload: `{"pod_selector":"!!"}`, step: "preflight", class: operation.OutcomePermanent, code: "invalid_payload", detail: "!!", untouched: true},
 		{node: "completed-pods", class: done},
 		{node: "left-alone", class: done},
 		{node: "unreachable", within: time.Second, step: "wait", class: operation.OutcomeWaiting, code: "node_unreachable", detail: "zoo/unseen-0"},
