@@ -155,7 +155,7 @@ func TestReasons(t *testing.T) {
 		`"` + strings.Repeat("🚀", 256) + `"`: "", `"` + strings.Repeat("🚀", 256) + `a"`: "/reason max_length", `"` + strings.Repeat("🚀", 257) + `"`: "/reason max_length",
 		`"\u0000"`: "/reason characters", `"a\u001bb"`: "/reason characters", `"a\rb"`: "/reason characters", `"\u0085"`: "/reason characters", `"\u2028"`: "/reason characters",
 		`"\ud800"`: "/reason characters", `"\udc00\ud800"`: "/reason characters", "\"\xff\"": "/reason characters",
-		`""`: "/reason required", `null`: "/reason required", `7`: "/reason type", `["x"]`: "/reason type",
+		`" \n\t"`: "/reason required", `"a\u202eb"`: "/reason characters", `"\u2069"`: "/reason characters", `""`: "/reason required", `null`: "/reason required", `7`: "/reason type", `["x"]`: "/reason type",
 	} {
 		_, err := b.admit(call(), raw(reason))
 		if want == "" {
@@ -522,9 +522,9 @@ func TestPlanChildrenAllAtOnce(t *testing.T) {
 		t.Errorf("a good child is refused: %s", got)
 	}
 
-	// What a child repeats does not fit in its item.
+	// What does not fit in a child's item is not read.
 	raw := `{"type":"plan","target":"fleet","reason":"r","payload":{"children":[{"type":"node.cordon","target":"node:n0"` +
-		strings.Repeat(`,"reason":"`+strings.Repeat("x", 1000)+`"`, 400) + `}]}}`
+		`,"reason":"` + strings.Repeat(`\u0061`, 3000) + `"}]}}`
 	_, err = b.admit(call(), []byte(raw))
 	if got := faults(refused(t, err, "invalid")); got != "/payload/children/0 max_length" {
 		t.Error(got)

@@ -137,7 +137,7 @@ func RepeatedKey(body []byte) (pointer string, found bool) {
 					}
 					pointer += "/" + escape(l.key)
 				}
-				return pointer + "/" + escape(name), true
+				return pointer + "/" + escape(strings.ToValidUTF8(name[:min(len(name), 128)], "")), true
 			}
 			top.keys[name] = true
 			top.key = name
@@ -167,6 +167,7 @@ func parse(at string, body json.RawMessage, now time.Time, child bool) (parsed, 
 		}
 	}
 	switch {
+	case !operation.CleanText(p.request.Reason): // said already
 	case p.request.Reason != "" && strings.TrimSpace(p.request.Reason) == "":
 		f.Fail("reason", "required", "must say why")
 	case strings.ContainsFunc(p.request.Reason, bidirectional):

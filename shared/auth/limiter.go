@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"math"
 	"sync"
 	"time"
 
@@ -9,9 +10,8 @@ import (
 
 // Defaults of a Limiter.
 const (
-	DefaultRate  = 500  // requests a second
-	DefaultBurst = 1000 // requests at once
-	DefaultWaits = 100  // open waits
+	DefaultRate  = 500 // requests a second
+	DefaultWaits = 100 // open waits
 )
 
 // limiterMax is how many principals are remembered before the idle ones are
@@ -19,7 +19,8 @@ const (
 const limiterMax = 10_000
 
 // Limiter bounds what one principal can ask of this process: requests a second,
-// and long polls open at once. Zero fields mean the defaults. Principals that
+// and long polls open at once. Zero fields mean the defaults; that of Burst is what two
+// seconds allow, and 10 at least. Principals that
 // have been idle for as long as their burst takes to fill again are forgotten,
 // which changes nothing for them.
 type Limiter struct {
@@ -50,7 +51,7 @@ func (l *Limiter) burst() int {
 	if l.Burst > 0 {
 		return l.Burst
 	}
-	return DefaultBurst
+	return int(min(max(2*l.rate(), 10), math.MaxInt32))
 }
 
 func (l *Limiter) rate() float64 {

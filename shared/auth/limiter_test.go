@@ -33,15 +33,17 @@ func TestLimiterRate(t *testing.T) {
 func TestLimiterDefaults(t *testing.T) {
 	t.Parallel()
 	c := newClock()
-	l := &Limiter{Now: c.now}
-	n := 0
-	for ; n < 2*DefaultBurst; n++ {
-		if ok, _ := l.Allow("a"); !ok {
-			break
+	for rate, want := range map[float64]int{0: 2 * DefaultRate, 1: 10, 100: 200} {
+		l := &Limiter{Rate: rate, Now: c.now}
+		n := 0
+		for ; n < 2*want; n++ {
+			if ok, _ := l.Allow("a"); !ok {
+				break
+			}
 		}
-	}
-	if n != DefaultBurst {
-		t.Errorf("%d at once, want %d", n, DefaultBurst)
+		if n != want {
+			t.Errorf("at %v a second: %d at once, want %d", rate, n, want)
+		}
 	}
 }
 

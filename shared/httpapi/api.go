@@ -1,12 +1,14 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"reflect"
+	"strconv"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -43,6 +45,8 @@ type access struct {
 	fleet   bool
 	body    int64
 	several []string
+	// also are statuses beside the default one and those that most routes have.
+	also []int
 }
 
 // newHuma makes the part that documents and validates. Its own pages are off:
@@ -86,9 +90,15 @@ func register[I, O any](a *API, op huma.Operation, ac access, h func(context.Con
 	op.MaxBodyBytes, op.BodyReadTimeout = -1, -1 // the middleware has read it
 	op.OperationID = operationID(op)
 	if op.Errors == nil {
-		op.Errors = []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusUnprocessableEntity, http.StatusTooManyRequests}
+		op.Errors = []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusUnprocessableEntity, http.StatusTooManyRequests,
+			http.StatusInternalServerError, http.StatusServiceUnavailable}
 		if op.Method != http.MethodGet {
 			op.Errors = append(op.Errors, http.StatusConflict, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType)
+		}
+	}
+	for _, status := range ac.also {
+		if status >= http.StatusBadRequest {
+			op.Errors = append(op.Errors, status)
 		}
 	}
 	r := &route{pattern: op.Method + " " + op.Path, action: ac.action, fleet: ac.fleet, mutates: op.Method != http.MethodGet, body: ac.body, several: ac.several}
@@ -101,6 +111,25 @@ func register[I, O any](a *API, op huma.Operation, ac access, h func(context.Con
 		}
 		return out, nil
 	})
+	a.documentAlso(op, ac.also)
+}
+
+// documentAlso adds statuses of success to a route's documentation: the default
+// one's answer, or none with 204.
+func (a *API) documentAlso(op huma.Operation, statuses []int) {
+	item := a.huma.OpenAPI().Paths[op.Path]
+	doc := map[string]*huma.Operation{http.MethodGet: item.Get, http.MethodPost: item.Post, http.MethodPut: item.Put, http.MethodDelete: item.Delete}[op.Method]
+	def := doc.Responses[strconv.Itoa(cmp.Or(doc.DefaultStatus, http.StatusOK))]
+	for _, status := range statuses {
+		if status >= http.StatusBadRequest {
+			continue
+		}
+		r := &huma.Response{Description: http.StatusText(status), Headers: def.Headers}
+		if status != http.StatusNoContent {
+			r.Content = def.Content
+		}
+		doc.Responses[strconv.Itoa(status)] = r
+	}
 }
 
 // operationID makes ids such as "list-operations" of the summary.

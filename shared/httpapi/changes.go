@@ -18,7 +18,7 @@ const changesPath = "/v1/manual-changes"
 func (a *API) changeRoutes() {
 	register(a, huma.Operation{Method: http.MethodPost, Path: changesPath, Summary: "Record manual change", Tags: []string{"manual changes"},
 		DefaultStatus: http.StatusCreated, Description: "Records a repair made by hand, and asks for fresh inventory."},
-		access{action: auth.RecordChange, body: smallBody}, a.createChange)
+		access{action: auth.RecordChange, body: smallBody, also: []int{http.StatusOK}}, a.createChange)
 	register(a, huma.Operation{Method: http.MethodGet, Path: changesPath, Summary: "List manual changes", Tags: []string{"manual changes"}},
 		access{action: auth.Read}, a.listChanges)
 }

@@ -21,7 +21,7 @@ func (a *API) deadLetterRoutes() {
 	register(a, huma.Operation{Method: http.MethodGet, Path: deadLettersPath + "/{id}", Summary: "Get dead letter", Tags: tags}, access{action: auth.Read}, a.getDeadLetter)
 	register(a, huma.Operation{Method: http.MethodPost, Path: deadLettersPath + "/{id}/redrive", Summary: "Redrive dead letter", Tags: tags,
 		DefaultStatus: http.StatusAccepted, Description: "The death of a doorbell failed its operation; this retries it."},
-		access{action: auth.Resolve, body: smallBody}, a.redrive)
+		access{action: auth.Resolve, body: smallBody, also: []int{http.StatusOK}}, a.redrive)
 }
 
 // deadLetterView is a message that no reader could deal with.

@@ -19,7 +19,7 @@ import (
 func (a *API) eventRoutes() {
 	register(a, huma.Operation{Method: http.MethodGet, Path: "/v1/events", Summary: "List events", Tags: []string{"events"},
 		Description: "Oldest first. next_cursor is always there: reading on with it misses nothing and repeats nothing. wait holds the answer until something matches.",
-		Errors:      []int{401, 403, 410, 422, 429}},
+		Errors:      []int{400, 401, 403, 410, 422, 429, 500, 503}},
 		access{action: auth.Read, several: []string{"type"}}, a.listEvents)
 }
 

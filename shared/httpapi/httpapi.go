@@ -51,7 +51,7 @@ type Config struct {
 	MaxWait time.Duration
 	// BodyTimeout is how long a client may take to send a body; 0: 30 s.
 	BodyTimeout time.Duration
-	Logger  *slog.Logger
+	Logger      *slog.Logger
 	// Metrics gets the API's own metrics and is what /metrics shows.
 	Metrics *prometheus.Registry
 	// Ready tells why the process cannot serve yet, or nil.

@@ -26,7 +26,7 @@ func (a *API) operationRoutes() {
 	register(a, huma.Operation{Method: http.MethodPost, Path: operationsPath, Summary: "Create operation", DefaultStatus: http.StatusAccepted,
 		Tags: []string{"operations"}, SkipValidateBody: true,
 		Description: "Admits an operation: 202. The same Idempotency-Key with the same body answers 200 with the first one; dry_run answers 200 with the plan and changes nothing."},
-		access{action: auth.Operate, body: admission.MaxBodyBytes}, a.createOperation)
+		access{action: auth.Operate, body: admission.MaxBodyBytes, also: []int{http.StatusOK, http.StatusGone}}, a.createOperation)
 	// Admission validates the body by itself; this is for readers only.
 	a.huma.OpenAPI().Paths[operationsPath].Post.RequestBody.Content["application/json"].Schema =
 		a.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[operationRequestView](), true, "")
@@ -38,9 +38,9 @@ func (a *API) operationRoutes() {
 		access{action: auth.Read}, a.getOperation)
 	register(a, huma.Operation{Method: http.MethodDelete, Path: operationsPath + "/{id}", Summary: "Cancel operation", Tags: []string{"operations"},
 		Description: "200: it ended by this. 202: its holder was asked. 204: it had ended before. 409: a step cannot be interrupted."},
-		access{action: auth.Operate, body: smallBody}, a.cancelOperation)
+		access{action: auth.Operate, body: smallBody, also: []int{http.StatusAccepted, http.StatusNoContent, http.StatusPreconditionFailed}}, a.cancelOperation)
 	register(a, huma.Operation{Method: http.MethodPost, Path: operationsPath + "/{id}/retry", Summary: "Retry operation", Tags: []string{"operations"},
-		DefaultStatus: http.StatusAccepted}, access{action: auth.Operate, body: smallBody}, a.retryOperation)
+		DefaultStatus: http.StatusAccepted}, access{action: auth.Operate, body: smallBody, also: []int{http.StatusOK, http.StatusGone}}, a.retryOperation)
 	register(a, huma.Operation{Method: http.MethodPost, Path: operationsPath + "/{id}/resolve", Summary: "Resolve step", Tags: []string{"operations"},
 		Description: "Settles by evidence a step whose outcome no probe could tell."},
 		access{action: auth.Resolve, body: smallBody}, a.resolveOperation)

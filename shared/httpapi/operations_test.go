@@ -271,7 +271,7 @@ func TestWait(t *testing.T) {
 		t.Error(a.header)
 	}
 	p.do("viewer", "GET", path, nil, `If-None-Match: "1"`).want(200)
-	p.do("viewer", "GET", path+"?wait=5s", nil, `If-None-Match: nope`).problem(422, problem.Invalid)
+	p.do("viewer", "GET", path+"?wait=5s", nil, `If-None-Match: nope`).want(200) // it matches nothing
 	for _, w := range []string{"-1s", "5", "x"} {
 		p.do("viewer", "GET", path+"?wait="+w, nil).problem(422, problem.Invalid).points("/query/wait")
 	}
