@@ -99,7 +99,10 @@ type Executor interface {
 	// ctx ending, and never lies: an effect whose answer did not come is
 	// ambiguous.
 	Execute(ctx context.Context, t *Task) Outcome
-	// Observe describes the target at the end, whatever the outcome.
+	// Observe describes the target at the end, whatever the outcome. The
+	// assignment's steps carry the phases that the run left them in. What is
+	// left behind is Residual: one entry for a step and resource of the plan.
+	// Verified claims nothing that a residual doubts, or a step that is unknown.
 	Observe(ctx context.Context, a *protocol.Assignment) Ending
 	// Preview tells what an operation would meet, changing nothing.
 	Preview(ctx context.Context, r protocol.PreviewRequest) ([]protocol.Blocker, error)

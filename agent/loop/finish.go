@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -54,6 +55,9 @@ func (r *run) conclude(held, work context.Context, e end) *protocol.Final {
 
 // explain fills in the cause and what a person can do.
 func (r *run) explain(f *protocol.Final, e end) {
+	if f.Outcome != protocol.FinalHandBack {
+		f.Residual = r.unknown()
+	}
 	if f.Outcome == protocol.FinalSucceeded || f.Outcome == protocol.FinalHandBack || f.Outcome == protocol.FinalCancelled {
 		return
 	}
@@ -89,15 +93,31 @@ func (r *run) explain(f *protocol.Final, e end) {
 			f.ActionCode = operation.ActRetry
 		}
 	}
+}
+
+// unknown lists the steps that nobody knows the outcome of.
+func (r *run) unknown() []operation.Residual {
+	var list []operation.Residual
 	for _, s := range r.steps {
 		if s.Phase != operation.StepUnknown {
 			continue // settled, or nothing in flight
 		}
 		for _, resource := range s.Resources { // in the plane's own words, or it would list them twice
-			f.Residual = append(f.Residual, operation.Residual{StepID: s.ID, Step: s.Name, Resource: resource,
+			list = append(list, operation.Residual{StepID: s.ID, Step: s.Name, Resource: resource,
 				Detail: detail("its outcome is unknown: " + s.said)})
 		}
 	}
+	return list
+}
+
+// asLeft is the assignment with its steps in the phases that the run left them in.
+func (r *run) asLeft() *protocol.Assignment {
+	a := *r.a
+	a.Steps = make([]protocol.Step, len(r.steps))
+	for i, s := range r.steps {
+		a.Steps[i] = s.Step
+	}
+	return &a
 }
 
 // observe adds what is known of the world. It reads only, so it may go on past
@@ -115,14 +135,14 @@ func (r *run) observe(ctx context.Context, f *protocol.Final) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	got := make(chan executor.Ending, 1)
+	got, left := make(chan executor.Ending, 1), r.asLeft()
 	go func() {
 		defer func() {
 			if p := recover(); p != nil {
 				r.log.Error("an observation panicked", slog.Any("panic", p))
 			}
 		}()
-		got <- r.agent.cfg.Executor.Observe(ctx, r.a)
+		got <- r.agent.cfg.Executor.Observe(ctx, left)
 	}()
 	var seen executor.Ending
 	select {
@@ -143,7 +163,9 @@ func (r *run) observe(ctx context.Context, f *protocol.Final) {
 	}
 	for _, x := range seen.Residual {
 		x.Detail = detail(x.Detail)
-		f.Residual = append(f.Residual, x)
+		if !slices.ContainsFunc(f.Residual, func(o operation.Residual) bool { return o.StepID == x.StepID && o.Resource == x.Resource }) {
+			f.Residual = append(f.Residual, x)
+		}
 	}
 }
 

@@ -91,6 +91,9 @@ func (p *plane) report(req protocol.ReportRequest, r protocol.Report) protocol.R
 	if f := r.Final; f != nil {
 		c.Final = &operation.Final{Outcome: f.Outcome, Message: f.Message, Cause: f.Cause, Retryable: f.Retryable,
 			Verified: f.Verified, NotVerified: f.NotVerified, Residual: f.Residual, Cleanup: f.Cleanup, Details: f.Details}
+		if f.ActionCode != "" {
+			c.Final.NextAction = &operation.NextAction{Code: f.ActionCode, Text: f.ActionText}
+		}
 	}
 	err := p.apply(op, c)
 	switch {

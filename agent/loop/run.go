@@ -24,6 +24,9 @@ const (
 	codeExhausted  = "attempts_exhausted"
 )
 
+// noteBlocker is the code of a note that says what holds the operation up.
+const noteBlocker = "blocker"
+
 // stepState is a step and where it stands.
 type stepState struct {
 	protocol.Step
@@ -112,6 +115,16 @@ func (r *run) inherit(before []protocol.Report) {
 	}
 	now := r.agent.mono()
 	before = newest(before, 3)
+	for _, b := range before {
+		for _, n := range b.Notes {
+			if n.Code == noteBlocker {
+				r.heard(n.Detail)
+			}
+		}
+		if b.Progress != nil {
+			r.heard(b.Progress.Message)
+		}
+	}
 	r.out.add(false, func(d *draft) {
 		for _, b := range before {
 			for _, c := range newest(b.Commands, reportCommands) {

@@ -226,6 +226,44 @@ func TestDeadlineStops(t *testing.T) {
 	})
 }
 
+// The cause names what held the operation up, also when the only word on it is
+// a probe's after a crash. What an executor leaves behind is told, and once.
+func TestDeadlineAfterACrash(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		evict := id.Derive(id.Step, "crash", "evict")
+		b.exec.execute["evict"] = func(ctx context.Context, task *executor.Task) executor.Outcome {
+			<-ctx.Done()
+			return executor.Outcome{Class: operation.OutcomeWaiting, ActionCode: operation.ActRestoreDependency, ActionText: "add replicas"}
+		}
+		b.exec.probe["evict"] = func(*executor.Task) executor.Finding {
+			return executor.Finding{Phase: operation.StepPending, Detail: "waiting for pod web-0: PDB web"}
+		}
+		b.exec.probe["confirm"] = func(*executor.Task) executor.Finding {
+			return executor.Finding{Phase: operation.StepPending, Detail: "it is read again"}
+		}
+		b.start()
+		op := b.plane.submit("crash", 2*time.Minute, drainPlan()...)
+		b.plane.wait(t, time.Minute, "evict running", func() bool { return b.plane.ops[op].State.Steps[2].Phase == operation.StepRunning })
+		resource := b.plane.ops[op].Spec.Resources[0]
+		b.exec.ending.Residual = []operation.Residual{
+			{StepID: evict, Step: "evict", Resource: resource, Detail: "pod web-0"},
+			{StepID: evict, Step: "evict", Resource: resource, Detail: "pod web-0"},
+		}
+		_ = b.halt()
+		b.start()
+		s := b.plane.ended(t, op, 3*time.Minute)
+		if s.Phase != operation.TimedOut || s.Generation < 2 {
+			t.Fatalf("ended %s, generation %d", s.Phase, s.Generation)
+		}
+		if c := s.Result.Cause; !strings.Contains(c.Detail, "pod web-0: PDB web") || s.Result.NextAction.Text != "add replicas" {
+			t.Errorf("cause %+v, next %+v", c, s.Result.NextAction)
+		}
+		if diff := cmp.Diff(b.exec.ending.Residual[:1], s.Result.Residual); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
 func TestDeadlineOfAnExecutorThatHangs(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {
 		release := make(chan struct{})

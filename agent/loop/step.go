@@ -63,6 +63,9 @@ func (r *run) task(s *stepState, attempt int, fenced bool, boundary <-chan struc
 			}
 		},
 		Note: func(code, text string) {
+			if code == noteBlocker {
+				r.heard(text)
+			}
 			r.out.note(protocol.Note{Code: cut(clean(code), 128), Detail: text, StepID: s.ID})
 		},
 	}, func() { over.Store(true) }
@@ -91,6 +94,9 @@ func (r *run) probe(ctx context.Context, s *stepState) executor.Finding {
 	case operation.StepSucceeded, operation.StepPending, operation.StepFailed:
 	default:
 		f.Phase = operation.StepUnknown
+	}
+	if s.begun && f.Phase == operation.StepPending { // half done: what holds it up still does
+		r.heard(f.Detail)
 	}
 	return f
 }
