@@ -32,8 +32,9 @@ func transient(code, detail string) executor.Outcome {
 // waiting is a step that stopped at a consistent boundary, with what it was
 // waiting for.
 func waiting(code, detail string) executor.Outcome {
-	return executor.Outcome{Class: operation.OutcomeWaiting, After: retryAfter, ErrorCode: code, Detail: detail,
-		Retryable: true, ActionCode: operation.ActRestoreDependency, ActionText: detail}
+	o := executor.Outcome{Class: operation.OutcomeWaiting, After: retryAfter, ErrorCode: code, Detail: detail, Retryable: true}
+	_, o.ActionCode, o.ActionText = action(code)
+	return o
 }
 
 func (e *Executor) broken(err error) executor.Outcome {
@@ -120,6 +121,7 @@ func (e *Executor) effect(ctx context.Context, t *executor.Task, what, resource,
 // fenced: nothing was issued, and nothing more may be.
 func (e *Executor) fenced(id string, err error) *executor.Outcome {
 	o := transient("fenced", "nothing was issued: "+err.Error())
+	_, o.ActionCode, o.ActionText = action("interrupted")
 	if !errors.Is(err, executor.ErrFenced) {
 		o = waiting("interrupted", "nothing was issued: "+err.Error())
 	}

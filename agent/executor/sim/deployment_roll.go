@@ -196,7 +196,11 @@ func (e *Executor) waitRolled(ctx context.Context, t *executor.Task) executor.Ou
 			return executor.Done(d.String())
 		}
 		if s := wait(ctx, t, pollMost/4); s != "" {
-			return waiting(s, d.String())
+			o := waiting(s, d.String())
+			if s == "interrupted" {
+				_, o.ActionCode, o.ActionText = action("rolling")
+			}
+			return o
 		}
 	}
 }

@@ -101,6 +101,24 @@ func (g *gpu) busy() (code, why string) {
 	return "device_busy", fmt.Sprintf("GPU %s is held by %s", g.UID, strings.Join(g.holders, ", "))
 }
 
+// free says what a person can do about the holders. Only pods can be drained.
+func (g *gpu) free(drain bool) string {
+	if len(g.pods) == len(g.holders) && !drain {
+		return "reset with drain, or move the pods away and reset again"
+	}
+	var acts []string
+	if len(g.pods) > 0 && !drain {
+		acts = append(acts, "move the pods away")
+	}
+	if len(g.Holders) > 0 {
+		acts = append(acts, "stop the processes that hold the device")
+	}
+	if g.Persistence {
+		acts = append(acts, "turn persistence mode off")
+	}
+	return strings.Join(append(acts, "reset again"), ", then ")
+}
+
 func deviceGone(t *executor.Task) string {
 	return fmt.Sprintf("device %s is gone", t.Assignment.TargetUID)
 }
@@ -123,7 +141,9 @@ func (e *Executor) resetPreflight(_ context.Context, t *executor.Task) executor.
 		return permanent(code, why)
 	}
 	if code, why := g.busy(); code != "" && (!p.Drain || len(g.pods) < len(g.holders)) {
-		return permanent(code, why) // pods can be drained away, processes cannot
+		o := permanent(code, why) // pods can be drained away, processes cannot
+		o.ActionText = g.free(p.Drain)
+		return o
 	}
 	return executor.Done(fmt.Sprintf("GPU %s can be reset, %d pods hold it", g.UID, len(g.pods)))
 }
@@ -164,7 +184,7 @@ func (e *Executor) drainHolders(ctx context.Context, t *executor.Task) executor.
 				return e.broken(err)
 			}
 		}
-		why := "it is stopping"
+		why, code, act := "it is stopping", "stopping", "reset again with a later deadline"
 		for _, pod := range g.pods {
 			if pod.DeletedAt != nil {
 				continue
@@ -178,7 +198,8 @@ func (e *Executor) drainHolders(ctx context.Context, t *executor.Task) executor.
 			blocked := ""
 			if err := e.store.view(func(w *World, ix *index) {
 				if b := budgets(w, ix, pod); len(b) == 1 && b[0].allowed() == 0 {
-					blocked = b[0].String()
+					blocked, code = b[0].String(), "pdb_blocked"
+					act = fmt.Sprintf("raise the budget of PDB %s or add replicas, then reset again", b[0].pdb.Key())
 				}
 			}); err != nil {
 				return e.broken(err)
@@ -192,13 +213,19 @@ func (e *Executor) drainHolders(ctx context.Context, t *executor.Task) executor.
 				return *stop
 			}
 			if r.code == "pdb_blocked" {
-				why = r.why
+				why, code = r.why, r.code
+				_, _, act = action(code)
 			}
 		}
 		message += fmt.Sprintf(", waiting for pod %s: %s", g.pods[0].Key(), why)
 		t.Progress(total-len(g.pods), total, "pods", message)
 		if s := wait(ctx, t, pollMost/2); s != "" {
-			return waiting(s, message)
+			if s == "interrupted" {
+				s = code
+			}
+			o := waiting(s, message)
+			o.ActionText = act
+			return o
 		}
 	}
 }

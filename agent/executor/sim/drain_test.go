@@ -102,6 +102,9 @@ func TestUncordon(t *testing.T) {
 	if step, o := r.run(t.Context(), j); step != "" || !r.node(t, "cordoned-before").Schedulable {
 		t.Fatalf("at %s with %+v", step, o)
 	}
+	if len(j.notes) != 1 || !strings.HasPrefix(j.notes[0], "cordon_taken_over: the cordon that was lifted: owner external, by alice, reason ") {
+		t.Errorf("notes %q", j.notes)
+	}
 }
 
 // TestProbesReadTheTruth: at each step boundary of a drain.

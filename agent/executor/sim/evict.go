@@ -17,7 +17,9 @@ type round struct {
 	ready     []*Pod // may be evicted now
 	blocked   string // the first that may not, in words
 	blockCode string
-	next      time.Duration // when the first of those that are stopping is gone
+	act       string            // what a person can do about it
+	rules     map[string]string // why a pod may not be evicted, by UID
+	next      time.Duration     // when the first of those that are stopping is gone
 }
 
 func (e *Executor) look(t *executor.Task, p drainPlan) (r round, err error) {
@@ -56,10 +58,10 @@ func (e *Executor) look(t *executor.Task, p drainPlan) (r round, err error) {
 				r.code, r.why = "two_pdbs", twoPDBs(pod, b)
 				return
 			case len(b) > 1:
-				r.block("two_pdbs", pod, "it has two disruption budgets")
+				r.block("two_pdbs", pod, twoPDBs(pod, b), "")
 				continue
 			case len(b) == 1 && b[0].allowed() == 0:
-				r.block("pdb_blocked", pod, b[0].String())
+				r.block("pdb_blocked", pod, b[0].String(), b[0].act())
 				continue
 			}
 			r.ready = append(r.ready, pod)
@@ -68,10 +70,24 @@ func (e *Executor) look(t *executor.Task, p drainPlan) (r round, err error) {
 	return r, err
 }
 
-func (r *round) block(code string, p *Pod, why string) {
+func (r *round) block(code string, p *Pod, why, act string) {
 	if r.blocked == "" {
-		r.blockCode, r.blocked = code, fmt.Sprintf("waiting for pod %s: %s", p.Key(), why)
+		r.blockCode, r.blocked, r.act = code, fmt.Sprintf("waiting for pod %s: %s", p.Key(), why), act
 	}
+	if r.rules == nil {
+		r.rules = map[string]string{}
+	}
+	r.rules[p.UID] = why
+}
+
+// forced puts in the journal that a pod was removed against a rule.
+func forced(t *executor.Task, p *Pod, why string) {
+	t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.Key(), p.UID, why))
+}
+
+// pastRules words why a pod was deleted: the drain asked for it.
+func pastRules(rule string) string {
+	return "deleted without grace, because the deadline is near and the drain has on_deadline: force; what held it: " + rule
 }
 
 // evict asks for the eviction of each planned pod, as their disruption budgets
@@ -113,11 +129,18 @@ func (e *Executor) evict(ctx context.Context, t *executor.Task) executor.Outcome
 				what = DidDelete
 			}
 			rep, stop := e.removePod(ctx, t, what, pod, p.GracePeriodSeconds, nil)
+			switch {
+			case rep.category != "ok": // not now, or before
+			case !ready:
+				forced(t, pod, pastRules(r.rules[pod.UID]))
+			case pod.Owner == OwnerNone:
+				forced(t, pod, "evicted, because the drain has force: true; it has no controller, so nothing starts it again")
+			}
 			if stop != nil {
 				return *stop
 			}
 			if rep.code == "pdb_blocked" { // another drain was faster
-				r.block(rep.code, pod, rep.why)
+				r.block(rep.code, pod, rep.why, "")
 				left++
 			}
 		}
@@ -128,7 +151,7 @@ func (e *Executor) evict(ctx context.Context, t *executor.Task) executor.Outcome
 			}
 			t.Progress(r.gone, r.total, "pods", r.String())
 			if len(r.ready) == 0 && r.blocked == "" {
-				return executor.Done(fmt.Sprintf("%d pods evicted", r.total))
+				return executor.Done(fmt.Sprintf("%d pods evicted", r.total) + countForced(r.forced))
 			}
 			continue
 		}
@@ -141,7 +164,11 @@ func (e *Executor) evict(ctx context.Context, t *executor.Task) executor.Outcome
 			if r.blockCode != "" && s == "interrupted" {
 				s = r.blockCode
 			}
-			return waiting(s, message)
+			o := waiting(s, message)
+			if s == r.blockCode && r.act != "" {
+				o.ActionText = r.act
+			}
+			return o
 		}
 	}
 }
@@ -168,7 +195,7 @@ func (e *Executor) plan(t *executor.Task, r round) error {
 				known = known || q.UID == p.UID
 			}
 			if !known {
-				d.Pods = append(d.Pods, DrainPod{UID: p.UID, Name: p.Key(), Evicted: p.DeletedAt})
+				d.Pods = append(d.Pods, DrainPod{UID: p.UID, Name: p.Key(), Evicted: p.DeletedAt, Unmanaged: p.Owner == OwnerNone})
 			}
 		}
 		x.e.Drains = append(x.e.Drains, &d)
@@ -272,7 +299,12 @@ func (e *Executor) waitGone(ctx context.Context, t *executor.Task) executor.Outc
 				if s := halted(ctx, t); s != "" {
 					return waiting(s, r.String())
 				}
-				if _, stop := e.removePod(ctx, t, DidDelete, pod, 0, nil); stop != nil {
+				_, held := e.staying(pod, r.node)
+				rep, stop := e.removePod(ctx, t, DidDelete, pod, 0, nil)
+				if rep.category == "ok" {
+					forced(t, pod, pastRules(held))
+				}
+				if stop != nil {
 					return *stop
 				}
 			}
@@ -284,7 +316,11 @@ func (e *Executor) waitGone(ctx context.Context, t *executor.Task) executor.Outc
 			if s == "interrupted" {
 				s = code
 			}
-			return waiting(s, message)
+			o := waiting(s, message)
+			if s == "finalizer" {
+				o.ActionText = fmt.Sprintf("remove the finalizer %s of pod %s, then drain again", r.left[0].Finalizer, r.left[0].Key())
+			}
+			return o
 		}
 	}
 }

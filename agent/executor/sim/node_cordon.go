@@ -1,11 +1,13 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -157,7 +159,9 @@ func (e *Executor) uncordon(ctx context.Context, t *executor.Task) executor.Outc
 	if err := decode(t.Assignment.Payload, &p); err != nil {
 		return permanent("invalid_payload", err.Error())
 	}
-	return e.patchNode(ctx, t, DidUncordon, func(n Node) (string, *executor.Outcome) {
+	var lifted *protocol.Cordon
+	o := e.patchNode(ctx, t, DidUncordon, func(n Node) (string, *executor.Outcome) {
+		lifted = nil
 		if n.Schedulable {
 			return fmt.Sprintf("node %s is schedulable", n.Name), nil
 		}
@@ -165,8 +169,16 @@ func (e *Executor) uncordon(ctx context.Context, t *executor.Task) executor.Outc
 			o := permanent("cordon_not_owned", fmt.Sprintf("node %s was cordoned by somebody else: %s", n.Name, describe(n.Cordon)))
 			return "", &o
 		}
+		if lifted = n.Cordon; lifted == nil {
+			lifted = &protocol.Cordon{Owner: "unknown"}
+		}
 		return "", nil
 	}, func(n *Node, _ *tx) { n.Schedulable, n.Cordon = true, nil })
+	if p.TakeOver && lifted != nil && (o.Class == operation.OutcomeDone || o.Class == operation.OutcomeAmbiguous) {
+		t.Note("cordon_taken_over", fmt.Sprintf("the cordon that was lifted: owner %s, by %s, reason %q",
+			lifted.Owner, cmp.Or(lifted.By, "unknown"), lifted.Reason))
+	}
+	return o
 }
 
 func describe(c *protocol.Cordon) string {

@@ -160,11 +160,22 @@ func (p drainPlan) blockers(w *World, ix *index, n *Node) []protocol.Blocker {
 // planned reads how far the planned pods are gone.
 type planned struct {
 	total, gone int
+	forced      int    // of those in total, removed against a rule
 	left        []*Pod // copies, in the order of their names
 	node        Node
 }
 
-func (p planned) String() string { return fmt.Sprintf("%d of %d pods gone", p.gone, p.total) }
+func (p planned) String() string {
+	return fmt.Sprintf("%d of %d pods gone", p.gone, p.total) + countForced(p.forced)
+}
+
+// countForced words how many pods were forced, if any.
+func countForced(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d forced", n)
+}
 
 // readPlanned reads the operation's planned pods by UID, and any other pod that
 // the drain is about.
@@ -175,6 +186,9 @@ func readPlanned(w *World, ix *index, t *executor.Task, p drainPlan, n *Node) pl
 		for _, x := range d.Pods {
 			seen[x.UID] = true
 			r.total++
+			if x.wasForced() {
+				r.forced++
+			}
 			if pod := w.Pods[x.UID]; pod != nil && pod.NodeUID == n.UID {
 				c := *pod
 				r.left = append(r.left, &c)
@@ -212,12 +226,35 @@ func (e *Executor) probeDrain(t *executor.Task, done func(r planned) bool) execu
 			f = found(r.String())
 			return
 		}
-		f = toRun(r.String())
+		f = toRun(r.String() + e.holdUp(w, ix, r))
 	})
 	if err != nil {
 		return unread(err)
 	}
 	return f
+}
+
+// holdUp names the first pod that holds the drain up and the rule that it does
+// so by, to follow on what is said of the pods.
+func (e *Executor) holdUp(w *World, ix *index, r planned) string {
+	for _, pod := range r.left {
+		if pod.DeletedAt != nil || pod.Completed {
+			continue
+		}
+		switch b := budgets(w, ix, pod); {
+		case len(b) > 1:
+			return ", waiting: " + twoPDBs(pod, b)
+		case len(b) == 1 && b[0].allowed() == 0:
+			return fmt.Sprintf(", waiting for pod %s: %s", pod.Key(), b[0])
+		}
+	}
+	for _, pod := range r.left {
+		if pod.DeletedAt != nil {
+			_, why := e.staying(pod, r.node)
+			return fmt.Sprintf(", waiting for pod %s: %s", pod.Key(), why)
+		}
+	}
+	return ""
 }
 
 func (e *Executor) probeEvict(_ context.Context, t *executor.Task) executor.Finding {

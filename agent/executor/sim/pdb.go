@@ -14,6 +14,11 @@ func (a allowance) String() string {
 	return fmt.Sprintf("PDB %s allows %d disruptions (healthy %d, needed %d)", a.pdb.Key(), a.allowed(), a.healthy, a.needed)
 }
 
+// act is what a person can do about a budget that allows nothing.
+func (a allowance) act() string {
+	return fmt.Sprintf("raise the budget of PDB %s or add replicas, then drain again", a.pdb.Key())
+}
+
 // budgets finds the disruption budgets that select the pod, and what each
 // allows now.
 func budgets(w *World, ix *index, p *Pod) []allowance {

@@ -118,8 +118,20 @@ func action(code string) (retryable bool, act, text string) {
 		return true, operation.ActRestoreDependency, "leave one disruption budget on the pod: Kubernetes evicts no pod that has two"
 	case "uncordoned_externally":
 		return true, operation.ActRetry, "find out who uncordoned the node, then retry"
+	case "pdb_blocked":
+		return true, operation.ActRestoreDependency, "raise the disruption budget or add replicas, then drain again"
+	case "finalizer":
+		return true, operation.ActRestoreDependency, "remove the finalizer, then drain again"
+	case "node_unreachable":
+		return true, operation.ActRestoreDependency, "bring the node back or delete it, then drain again"
+	case "slow_stop", "stopping", "pods_left":
+		return true, operation.ActRetry, "drain again with a later deadline or a shorter grace period"
+	case "rolling":
+		return true, operation.ActRestoreDependency, "find out what keeps the new replicas from getting ready, then roll again"
+	case "interrupted":
+		return true, operation.ActRetry, "ask again with a later deadline"
 	case "device_busy":
-		return true, operation.ActRestoreDependency, "stop what holds the device, or reset with drain"
+		return true, operation.ActRestoreDependency, "stop what holds the device, then reset again"
 	case "mig_change_pending", "needs_reboot":
 		return false, operation.ActEscalate, "reboot the node"
 	case "nvlink_peers":

@@ -253,5 +253,10 @@ type DrainPod struct {
 	Name    string     `json:"name"`
 	Evicted *time.Time `json:"evicted_at,omitempty"`
 	Gone    *time.Time `json:"gone_at,omitempty"`
-	Forced  bool       `json:"forced,omitempty"`
+	Forced  bool       `json:"forced,omitempty"` // deleted without grace
+	// Unmanaged: nothing starts it again, and the payload's force allowed that.
+	Unmanaged bool `json:"unmanaged,omitempty"`
 }
+
+// wasForced tells whether the pod was removed against a rule.
+func (p DrainPod) wasForced() bool { return p.Forced || p.Unmanaged && p.Evicted != nil }
