@@ -15,16 +15,13 @@ import (
 // newAPI puts the HTTP API over the services.
 func (e *Engine) newAPI() (*httpapi.API, error) {
 	authn := &auth.Authenticator{Tokens: e.Tokens}
-	if e.opts.OIDC != nil {
-		v, err := auth.NewVerifier(*e.opts.OIDC)
-		if err != nil {
-			return nil, fmt.Errorf("configure OIDC: %w", err)
-		}
-		authn.OIDC = v
+	if e.oidc != nil {
+		authn.OIDC = e.oidc
 	}
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	e.register(reg)
+	reg.MustRegister(&workload{store: e.Store, depth: e.queue.Depth})
 	return httpapi.New(httpapi.Config{
 		Store: e.Store, Admission: e.Admission, Control: e.Control, Registry: e.Registry, Auth: authn,
 		Limiter: &auth.Limiter{Rate: e.opts.RequestsPerSecond, Waits: e.opts.Waits},

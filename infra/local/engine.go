@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -57,16 +58,26 @@ type Engine struct {
 	ledger *ledgersqlite.DB
 	queue  *queuesqlite.DB
 	api    *httpapi.API
+	oidc   *auth.Verifier
+	tls    *tls.Config  // nil: plain HTTP
 	swept  atomic.Int64 // Unix milliseconds of the sweep's last good pass
 }
 
 // New opens the data folder, making it on first use.
 func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	o.defaults()
+	e := &Engine{opts: o}
+	if e.tls, err = o.tls(); err != nil {
+		return nil, err
+	}
+	if o.OIDC != nil {
+		if e.oidc, err = auth.NewVerifier(*o.OIDC); err != nil {
+			return nil, fmt.Errorf("configure OIDC: %w", err)
+		}
+	}
 	if err := os.MkdirAll(o.Data, 0o700); err != nil {
 		return nil, fmt.Errorf("make data folder: %w", err)
 	}
-	e := &Engine{opts: o}
 	defer func() {
 		if err != nil {
 			_ = e.closeFiles()
@@ -176,21 +187,25 @@ func writeSecret(path, secret string) error {
 	return nil
 }
 
-// Listen opens the address, refusing one that would carry tokens in the clear.
-func (e *Engine) Listen(ctx context.Context) (net.Listener, error) {
-	host, _, err := net.SplitHostPort(e.opts.Addr)
+// Listen opens the engine's address.
+func (e *Engine) Listen(ctx context.Context) (net.Listener, error) { return Listen(ctx, e.opts) }
+
+// Listen opens the address, refusing one that would carry tokens in the clear,
+// and a TLS pair that cannot be used. It makes nothing on disk.
+func Listen(ctx context.Context, o Options) (net.Listener, error) {
+	host, _, err := net.SplitHostPort(o.Addr)
 	if err != nil {
-		return nil, fmt.Errorf("address %q: %w", e.opts.Addr, err)
+		return nil, fmt.Errorf("address %q: %w", o.Addr, err)
 	}
-	tls := e.opts.TLSCert != "" || e.opts.TLSKey != ""
-	if tls && (e.opts.TLSCert == "" || e.opts.TLSKey == "") {
-		return nil, errors.New("TLS takes both a certificate and a key file")
+	pair, err := o.tls()
+	if err != nil {
+		return nil, err
 	}
-	if !tls && !e.opts.Insecure && !loopback(host) {
-		return nil, fmt.Errorf("address %q is not loopback: give --tls-cert and --tls-key, or --insecure to send tokens in the clear", e.opts.Addr)
+	if pair == nil && !o.Insecure && !loopback(host) {
+		return nil, fmt.Errorf("address %q is not loopback: give --tls-cert and --tls-key, or --insecure to send tokens in the clear", o.Addr)
 	}
 	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", e.opts.Addr)
+	l, err := lc.Listen(ctx, "tcp", o.Addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
@@ -221,10 +236,11 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 		start(e.planLoop)
 	}
 	srv := httpapi.Server(e.api, e.opts.Addr)
+	srv.TLSConfig = e.tls
 	served := make(chan error, 1)
 	go func() {
-		if e.opts.TLSCert != "" {
-			served <- srv.ServeTLS(l, e.opts.TLSCert, e.opts.TLSKey)
+		if e.tls != nil {
+			served <- srv.ServeTLS(l, "", "") // its configuration has the pair
 			return
 		}
 		served <- srv.Serve(l)

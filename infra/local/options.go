@@ -3,6 +3,9 @@
 package local
 
 import (
+	"crypto/tls"
+	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -30,6 +33,21 @@ type Options struct {
 	Waits             int
 	Logger            *slog.Logger
 	Now               func() time.Time
+}
+
+// tls loads the pair of files, or returns nil when there is none.
+func (o *Options) tls() (*tls.Config, error) {
+	if o.TLSCert == "" && o.TLSKey == "" {
+		return nil, nil
+	}
+	if o.TLSCert == "" || o.TLSKey == "" {
+		return nil, errors.New("TLS takes both a certificate and a key file")
+	}
+	pair, err := tls.LoadX509KeyPair(o.TLSCert, o.TLSKey)
+	if err != nil {
+		return nil, fmt.Errorf("load TLS certificate and key: %w", err)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}, nil
 }
 
 func (o *Options) defaults() {

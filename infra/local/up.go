@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,9 +16,14 @@ import (
 func Up(ctx context.Context, o Options, demo bool, stdout io.Writer) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	e, err := New(ctx, o)
+	// Whatever can refuse the start does so before a folder or a token is made.
+	l, err := Listen(ctx, o)
 	if err != nil {
 		return err
+	}
+	e, err := New(ctx, o)
+	if err != nil {
+		return errors.Join(err, l.Close())
 	}
 	defer func() {
 		if cerr := e.Close(); cerr != nil {
@@ -26,11 +32,7 @@ func Up(ctx context.Context, o Options, demo bool, stdout io.Writer) error {
 	}()
 	token, fresh, err := e.AdminToken(ctx)
 	if err != nil {
-		return err
-	}
-	l, err := e.Listen(ctx)
-	if err != nil {
-		return err
+		return errors.Join(err, l.Close())
 	}
 	url := e.url(l.Addr())
 	var wg sync.WaitGroup

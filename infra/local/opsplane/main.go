@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"strings"
@@ -33,8 +34,8 @@ type upCmd struct {
 	Data      string        `help:"Data folder." default:"data" env:"OPSPLANE_DATA"`
 	Addr      string        `help:"Address to listen on." default:"127.0.0.1:8080" env:"OPSPLANE_ADDR"`
 	Demo      bool          `help:"Bring a simulated fleet: 3 clusters, 40 nodes of 8 GPUs."`
-	TLSCert   string        `help:"Certificate file (PEM)." type:"existingfile"`
-	TLSKey    string        `help:"Key file (PEM)." type:"existingfile"`
+	TLSCert   string        `help:"Certificate file (PEM)." type:"path"`
+	TLSKey    string        `help:"Key file (PEM)." type:"path"`
 	Insecure  bool          `help:"Allow an address that is not loopback without TLS."`
 	Retention time.Duration `help:"How long finished operations are kept." default:"4320h"`
 	Events    time.Duration `help:"How long events are kept." default:"720h"`
@@ -54,10 +55,29 @@ type upCmd struct {
 	OIDCMap      map[string]string `help:"Values of that claim and the role each gives, such as sre=operator." name:"oidc-roles"`
 	OIDCForce    string            `help:"Value of that claim that gives the right to force." name:"oidc-force-value"`
 	OIDCClusters string            `help:"Claim that confines to clusters." name:"oidc-clusters-claim"`
-	OIDCCA       string            `help:"CA file of the issuer." type:"existingfile" name:"oidc-ca-file"`
+	OIDCCA       string            `help:"CA file of the issuer." type:"path" name:"oidc-ca-file"`
+}
+
+// check refuses values that would leave an engine nobody can use, or that
+// deletes what it has just done.
+func (c *upCmd) check() error {
+	switch {
+	case !(c.Rate > 0) || math.IsInf(c.Rate, 1):
+		return fmt.Errorf("--rate must be more than 0 requests a second, is %v", c.Rate)
+	case c.Waits <= 0:
+		return fmt.Errorf("--waits must be more than 0, is %d", c.Waits)
+	case c.Retention < time.Hour:
+		return fmt.Errorf("--retention must be 1h or more, is %s", c.Retention)
+	case c.Events < time.Hour:
+		return fmt.Errorf("--events must be 1h or more, is %s", c.Events)
+	}
+	return nil
 }
 
 func (c *upCmd) Run() error {
+	if err := c.check(); err != nil {
+		return err
+	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(c.Log)); err != nil {
 		return err
@@ -85,7 +105,7 @@ type backupCmd struct {
 func (c *backupCmd) Run() error { return local.Backup(context.Background(), c.Data, c.File) }
 
 type restoreCmd struct {
-	File string `arg:"" help:"A backup." type:"existingfile"`
+	File string `arg:"" help:"A backup." type:"path"`
 	Data string `help:"Data folder to make; it must be empty or not exist." required:""`
 }
 

@@ -151,6 +151,12 @@ func open(o Options) (_ *DB, err error) {
 	if err := prepareFile(o.Path); err != nil {
 		return nil, err
 	}
+	if _, err := os.Stat(o.Path + ".lock"); errors.Is(err, fs.ErrNotExist) {
+		// Beside a file that is no ledger of this version nothing is left.
+		if err := checkBeforeWriting(o.Path); err != nil {
+			return nil, err
+		}
+	}
 	if db.lock, err = lockFile(o.Path + ".lock"); err != nil {
 		return nil, err
 	}

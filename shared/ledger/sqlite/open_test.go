@@ -74,6 +74,9 @@ func TestRefusedFiles(t *testing.T) {
 		if content(t, path) != before {
 			t.Errorf("%s was changed", path)
 		}
+		if _, err := os.Stat(path + ".lock"); path != newer && !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s has a lock beside it: %v", path, err)
+		}
 	}
 	missing := filepath.Join(t.TempDir(), "none.db")
 	if _, err := Open(t.Context(), Options{Path: missing, ReadOnly: true}); !errors.Is(err, fs.ErrNotExist) {
