@@ -305,7 +305,7 @@ func observeComponent(w *World, t *executor.Task, end *executor.Ending) {
 		return
 	}
 	end.Observed.Components = []protocol.Component{reportComponent(c)}
-	touched := c.Mark != nil && c.Mark.Operation == t.Assignment.Operation && c.Mark.Run == t.Assignment.Run
+	touched := c.Mark != nil && c.Mark.Operation == t.Assignment.Operation
 	if !unknown(t, "upgrade") {
 		end.Verified = []string{fmt.Sprintf("%s reports version %s", c.Name, c.Version)}
 		if c.Healthy {
