@@ -74,6 +74,9 @@ func (e *Engine) Fleet(ctx context.Context, planeURL, caFile string) error {
 		args := []string{"agent", "--plane", planeURL, "--token-file", token, "--name", name + "-sim-0", "--executor", "sim",
 			"--sim-scenario", "demo/" + name, "--sim-state", filepath.Join(e.opts.Data, "sim", name),
 			"--state-dir", filepath.Join(e.opts.Data, "agents", name), "--parent-pipe"}
+		if e.opts.Insecure && e.opts.TLSCert == "" {
+			args = append(args, "--insecure")
+		}
 		if caFile != "" {
 			args = append(args, "--ca-file", caFile)
 		}
