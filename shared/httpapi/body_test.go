@@ -60,6 +60,32 @@ func TestBodiesThatNeverEnd(t *testing.T) {
 	}
 }
 
+// TestRefusedBodiesOverHTTP2 answers them too, and keeps the connection for the
+// other streams.
+func TestRefusedBodiesOverHTTP2(t *testing.T) {
+	t.Parallel()
+	p := setup(t, func(c *Config) { c.BodyTimeout = 200 * time.Millisecond })
+	srv := httptest.NewUnstartedServer(p.api)
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	stalled, end := io.Pipe()
+	t.Cleanup(func() { _ = end.Close() })
+	for want, body := range map[int]io.Reader{413: strings.NewReader(strings.Repeat(" ", 2<<20)), 400: stalled} {
+		r, err := http.NewRequestWithContext(t.Context(), "POST", srv.URL+"/v1/operations", body)
+		must(t, err)
+		r.Header.Set("Authorization", "Bearer "+p.bearer["operator"])
+		a, err := srv.Client().Do(r)
+		must(t, err)
+		b, err := io.ReadAll(a.Body)
+		must(t, err)
+		must(t, a.Body.Close())
+		if a.StatusCode != want || a.ProtoMajor != 2 || !strings.Contains(string(b), "error_code") {
+			t.Errorf("%s %d, want %d: %s", a.Proto, a.StatusCode, want, b)
+		}
+	}
+}
+
 func TestBodiesThatReadersDifferAbout(t *testing.T) {
 	t.Parallel()
 	p := setup(t)

@@ -203,7 +203,9 @@ func (rq *request) readBody(w http.ResponseWriter, rp **http.Request) error {
 	}
 	b, err := rq.wholeBody(w, r)
 	if err != nil {
-		w.Header().Set("Connection", "close")
+		if r.ProtoMajor < 2 { // HTTP/2 ends the stream alone
+			w.Header().Set("Connection", "close")
+		}
 		return err
 	}
 	if len(b) > 0 {
