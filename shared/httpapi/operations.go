@@ -40,7 +40,7 @@ func (a *API) operationRoutes() {
 		Description: "200: it ended by this. 202: its holder was asked. 204: it had ended before. 409: a step cannot be interrupted."},
 		access{action: auth.Operate, body: smallBody, also: []int{http.StatusAccepted, http.StatusNoContent, http.StatusPreconditionFailed}}, a.cancelOperation)
 	register(a, huma.Operation{Method: http.MethodPost, Path: operationsPath + "/{id}/retry", Summary: "Retry operation", Tags: []string{"operations"},
-		DefaultStatus: http.StatusAccepted}, access{action: auth.Operate, body: smallBody, also: []int{http.StatusOK, http.StatusGone}}, a.retryOperation)
+		DefaultStatus: http.StatusAccepted}, access{action: auth.Operate, body: smallBody, also: []int{http.StatusOK}}, a.retryOperation)
 	register(a, huma.Operation{Method: http.MethodPost, Path: operationsPath + "/{id}/resolve", Summary: "Resolve step", Tags: []string{"operations"},
 		Description: "Settles by evidence a step whose outcome no probe could tell."},
 		access{action: auth.Resolve, body: smallBody}, a.resolveOperation)
