@@ -166,12 +166,8 @@ func parse(at string, body json.RawMessage, now time.Time, child bool) (parsed, 
 			f.Fail(name, "required", "must not be empty; leave it out")
 		}
 	}
-	switch {
-	case !operation.CleanText(p.request.Reason): // said already
-	case p.request.Reason != "" && strings.TrimSpace(p.request.Reason) == "":
+	if operation.CleanText(p.request.Reason) && p.request.Reason != "" && strings.TrimSpace(p.request.Reason) == "" {
 		f.Fail("reason", "required", "must say why")
-	case strings.ContainsFunc(p.request.Reason, bidirectional):
-		f.Fail("reason", "characters", "must not hold characters that override the direction of text")
 	}
 	for i, e := range f.Errs {
 		if e.Code == "characters" && e.Pointer == at+"/reason" && strings.ContainsRune(p.request.Reason, utf8.RuneError) {
@@ -242,10 +238,6 @@ func parse(at string, body json.RawMessage, now time.Time, child bool) (parsed, 
 	f.Done()
 	return p, f.Errs
 }
-
-// bidirectional tells the characters that make text read otherwise than it is
-// stored (Unicode Standard Annex 9: embeddings, overrides and isolates).
-func bidirectional(r rune) bool { return r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 }
 
 // secretIn returns the pointer of the first value that looks like a credential.
 func secretIn(raw json.RawMessage) string {

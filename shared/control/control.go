@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/admission"
@@ -140,7 +141,7 @@ func text(errs []operation.FieldError, name, v string, required bool, limit int)
 		return append(errs, operation.FieldError{Pointer: "/" + name, Code: code, Detail: fmt.Sprintf(format, args...)})
 	}
 	switch {
-	case v == "" && required:
+	case strings.TrimSpace(v) == "" && required:
 		return fail("required", "is required")
 	case len(v) > limit:
 		return fail("max_length", "has %d bytes, the limit is %d", len(v), limit)

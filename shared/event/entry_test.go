@@ -30,7 +30,7 @@ func TestFromEntry(t *testing.T) {
 	for _, c := range []operation.Change{
 		operation.Wait{Waiting: &operation.Waiting{Code: operation.WaitNoAgent, Since: t0, Detail: "none online"}},
 		operation.Dispatch{}, operation.Claim{Agent: "agt_1", Boot: "b", Until: t0.Add(time.Minute)}, operation.LoseLease{},
-		operation.LateReport{Agent: "agt_0", Generation: 1, Detail: "was done"}, operation.Expire{},
+		operation.LateReport{Agent: "agt_1", Generation: 1, Detail: "was done"}, operation.Expire{},
 	} {
 		if s, entries, err = operation.Apply(sp, s, c, t0.Add(time.Second)); err != nil {
 			t.Fatalf("%T: %v", c, err)

@@ -233,7 +233,7 @@ func (f *Fields) String(name string, required bool, limit int) string {
 	case len(v) > limit:
 		f.fail(name, "max_length", "has %d bytes, the limit is %d", len(v), limit)
 	case !CleanText(v):
-		f.fail(name, "characters", "must not hold control characters")
+		f.fail(name, "characters", "must not hold control characters, or ones that override the direction of text")
 	default:
 		f.out[name] = v
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // CleanText tells whether s is valid UTF-8 without control characters, line and
-// paragraph separators and replacement characters (which is what a lone
+// paragraph separators, overrides of the direction of text and replacement characters (which is what a lone
 // surrogate in JSON decodes to). Tabs and line feeds are allowed.
 func CleanText(s string) bool {
 	if !utf8.ValidString(s) {
@@ -18,12 +18,16 @@ func CleanText(s string) bool {
 		if r == '\t' || r == '\n' {
 			continue
 		}
-		if unicode.IsControl(r) || r == utf8.RuneError || r == '\u2028' || r == '\u2029' {
+		if unicode.IsControl(r) || r == utf8.RuneError || r == '\u2028' || r == '\u2029' || bidirectional(r) {
 			return false
 		}
 	}
 	return true
 }
+
+// bidirectional tells the characters that make text read otherwise than it is
+// stored (Unicode Standard Annex 9: embeddings, overrides and isolates).
+func bidirectional(r rune) bool { return r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 }
 
 // escapePointer escapes a name for a JSON pointer (RFC 6901, section 3).
 func escapePointer(s string) string {
