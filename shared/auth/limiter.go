@@ -47,11 +47,13 @@ func (l *Limiter) clock() time.Time {
 	return time.Now()
 }
 
+// burst is how much a principal that was idle may ask at once: five seconds'
+// worth, so that a script that reads back what it made is not stopped in it.
 func (l *Limiter) burst() int {
 	if l.Burst > 0 {
 		return l.Burst
 	}
-	return int(min(max(2*l.rate(), 10), math.MaxInt32))
+	return int(min(max(5*l.rate(), 10), math.MaxInt32))
 }
 
 func (l *Limiter) rate() float64 {
