@@ -33,7 +33,7 @@ func TestLimiterRate(t *testing.T) {
 func TestLimiterDefaults(t *testing.T) {
 	t.Parallel()
 	c := newClock()
-	for rate, want := range map[float64]int{0: 2 * DefaultRate, 1: 10, 100: 200} {
+	for rate, want := range map[float64]int{0: 5 * DefaultRate, 1: 10, 100: 500} {
 		l := &Limiter{Rate: rate, Now: c.now}
 		n := 0
 		for ; n < 2*want; n++ {
