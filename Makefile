@@ -20,7 +20,7 @@ up: ## start the engine with a simulated GPU fleet (ADDR=127.0.0.1:8080 DATA=dat
 	@exec $(BIN)/opsplane up --demo --addr "$(ADDR)" --data "$(DATA)"
 
 test: build lint ## everything that proves the product on one machine, race detector on
-	$(GO) test -race -timeout 15m ./...
+	$(GO) test -race -count=1 -timeout 15m ./...
 
 test-crash-long: build ## 300 rounds of kill -9 against the real binary
 	OPSPLANE_CRASH_ROUNDS=300 $(GO) test -timeout 85m -run 'TestCrash' -v ./infra/local/crashtest

@@ -33,7 +33,7 @@ func (s *Service) RecordChange(ctx context.Context, call admission.Call, in Chan
 	if err != nil {
 		return c, false, err
 	}
-	err = again(ctx, func() error {
+	err = record.Again(ctx, func() error {
 		earlier, err := s.earlier(ctx, call, fp)
 		if err != nil {
 			return err

@@ -14,9 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
-	"time"
 
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/id"
@@ -36,9 +34,6 @@ const (
 type Service struct {
 	Store *record.Store
 }
-
-// maxTries bounds how often a commit is tried again after losing a race.
-const maxTries = 12
 
 // audit is the record of an accepted call.
 func (s *Service) audit(call admission.Call, action, resource string, status int, reason string) ledger.Write {
@@ -116,23 +111,6 @@ func (s *Service) keep(call admission.Call, fp, resource string) []ledger.Write 
 	}
 	return []ledger.Write{s.Store.IdempotencyWrite(call.Caller.Actor.ID, call.Method, call.Path, call.IdempotencyKey,
 		record.Idempotency{Fingerprint: fp, Resource: resource, At: s.Store.Now().UTC()})}
-}
-
-// again calls f until it no longer loses a race.
-func again(ctx context.Context, f func() error) error {
-	for try := 0; ; try++ {
-		err := f()
-		if err == nil || !errors.Is(err, ledger.ErrConflict) || try == maxTries {
-			return err
-		}
-		t := time.NewTimer(time.Duration(1+rand.IntN(1<<min(try, 6))) * time.Millisecond)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return ctx.Err()
-		case <-t.C:
-		}
-	}
 }
 
 // text checks one text of a request.

@@ -173,22 +173,13 @@ type Decide func(op *operation.Operation) (operation.Change, []ledger.Write, err
 // operation as it is afterwards; operation.ErrNoChange is not an error here.
 func (st *Store) Update(ctx context.Context, id string, decide Decide) (operation.Operation, error) {
 	var op operation.Operation
-	for try := 0; ; try++ {
-		var err error
+	err := Again(ctx, func() (err error) {
 		if op, err = st.Load(ctx, id); err != nil {
-			return op, err
+			return err
 		}
-		err = st.apply(ctx, &op, decide)
-		if err == nil {
-			return op, nil
-		}
-		if !errors.Is(err, ledger.ErrConflict) || try == maxTries {
-			return op, err
-		}
-		if err := backOff(ctx, try); err != nil {
-			return op, err
-		}
-	}
+		return st.apply(ctx, &op, decide)
+	})
+	return op, err
 }
 
 // apply is one try of Update; op becomes what was committed.
@@ -375,6 +366,19 @@ func (st *Store) Journal(ctx context.Context, id string, from int64, limit int) 
 			return out, nil
 		}
 		q.After = p.Next
+	}
+}
+
+// Again calls f until it no longer loses a race, waiting a little more each time.
+func Again(ctx context.Context, f func() error) error {
+	for try := 0; ; try++ {
+		err := f()
+		if err == nil || !errors.Is(err, ledger.ErrConflict) || try == maxTries {
+			return err
+		}
+		if err := backOff(ctx, try); err != nil {
+			return err
+		}
 	}
 }
 

@@ -113,7 +113,7 @@ func (s *Service) Find(ctx context.Context, call admission.Call, name string) (f
 // commit.
 func (s *Service) RotateToken(ctx context.Context, call admission.Call, name string) (NewCluster, error) {
 	var out NewCluster
-	err := again(ctx, func() error {
+	err := record.Again(ctx, func() error {
 		found, err := s.Find(ctx, call, name)
 		if err != nil {
 			return err

@@ -59,7 +59,7 @@ func (s *Service) unused(ctx context.Context, c fleet.Cluster) error {
 
 // mark sets or clears that the cluster is being deleted.
 func (s *Service) mark(ctx context.Context, cluster string, deleting bool) error {
-	return again(ctx, func() error {
+	return record.Again(ctx, func() error {
 		c, version, err := s.Store.Cluster(ctx, cluster)
 		if errors.Is(err, ledger.ErrNotFound) {
 			return noCluster(cluster)
@@ -74,7 +74,7 @@ func (s *Service) mark(ctx context.Context, cluster string, deleting bool) error
 
 // askInventory has the cluster's reporter send everything again.
 func (s *Service) askInventory(ctx context.Context, cluster string) error {
-	return again(ctx, func() error {
+	return record.Again(ctx, func() error {
 		it, err := s.Store.Ledger.Get(ctx, record.ReporterKey(cluster))
 		if errors.Is(err, ledger.ErrNotFound) {
 			return nil
@@ -145,7 +145,7 @@ const maxTokens = 80
 
 func (s *Service) removeCluster(ctx context.Context, call admission.Call, found fleet.Cluster) error {
 	var ended []string
-	err := again(ctx, func() error {
+	err := record.Again(ctx, func() error {
 		ended = nil
 		c, version, err := s.Store.Cluster(ctx, found.ID)
 		if errors.Is(err, ledger.ErrNotFound) {

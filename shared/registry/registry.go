@@ -6,9 +6,6 @@
 package registry
 
 import (
-	"context"
-	"errors"
-	"math/rand/v2"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/admission"
@@ -26,31 +23,11 @@ type Service struct {
 	Queues queue.Admin
 }
 
-// maxTries bounds how often a commit is tried again after losing a race.
-const maxTries = 12
-
 func (s *Service) now() time.Time { return s.Store.Now().UTC().Truncate(time.Millisecond) }
 
 func (s *Service) audit(call admission.Call, action, resource string, status int, reason string) ledger.Write {
 	return record.AuditWrite(record.Audit{At: s.now(), Actor: call.Caller.Actor, Method: call.Method, Path: call.Path, Action: action,
 		Resource: resource, Status: status, Reason: reason, CorrelationID: call.CorrelationID, RemoteAddr: call.RemoteAddr})
-}
-
-// again calls f until it no longer loses a race.
-func again(ctx context.Context, f func() error) error {
-	for try := 0; ; try++ {
-		err := f()
-		if err == nil || !errors.Is(err, ledger.ErrConflict) || try == maxTries {
-			return err
-		}
-		t := time.NewTimer(time.Duration(1+rand.IntN(1<<min(try, 6))) * time.Millisecond)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return ctx.Err()
-		case <-t.C:
-		}
-	}
 }
 
 func noCluster(name string) error {

@@ -12,6 +12,7 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // TokenInput is what a token is to be.
@@ -61,7 +62,7 @@ func (s *Service) CreateToken(ctx context.Context, call admission.Call, in Token
 
 // RevokeToken ends a token for good. Doing it again changes nothing.
 func (s *Service) RevokeToken(ctx context.Context, call admission.Call, tokenID string) error {
-	return again(ctx, func() error {
+	return record.Again(ctx, func() error {
 		_, w, err := s.Tokens.RevokeWrite(ctx, tokenID, call.Caller.Actor.ID)
 		if err != nil {
 			return refused(err)
