@@ -81,7 +81,7 @@ func (db *DB) vacuumInto(ctx context.Context, file string) error {
 	if !stop() {
 		<-interrupted // c must outlive it
 	}
-	if err != nil && ctx.Err() != nil {
+	if ctx.Err() != nil { // also when the interrupt came before the statement
 		return ctx.Err()
 	}
 	var se *sqlError
