@@ -15,7 +15,7 @@ import (
 // snapshotKept bounds how long the parts of a full inventory are kept.
 const snapshotKept = time.Hour
 
-// taken up to: how far an agent's own numbers have been taken.
+// eventsThrough is how far an agent's own numbers have been taken.
 type eventsThrough struct {
 	Boot    string `json:"boot"`
 	Through int64  `json:"through"`

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/shared/admission"
+	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -26,9 +27,6 @@ type preview struct {
 	Answer  *protocol.PreviewAnswer `json:"answer,omitempty"`
 }
 
-// QueueName is the name of a cluster's queue.
-func QueueName(cluster string) string { return "cluster-" + cluster }
-
 // Preview asks an agent of the cluster what an operation would meet. It fails
 // when none answers in time.
 func (s *Service) Preview(ctx context.Context, spec *operation.Spec) (admission.Blockers, error) {
@@ -46,7 +44,7 @@ func (s *Service) Preview(ctx context.Context, spec *operation.Spec) (admission.
 	if err != nil {
 		return admission.Blockers{}, fmt.Errorf("encode doorbell: %w", err)
 	}
-	if err := s.Queue.Send(ctx, QueueName(spec.Cluster), queue.Outgoing{Body: body}); err != nil {
+	if err := s.Queue.Send(ctx, fleet.QueueName(spec.Cluster), queue.Outgoing{Body: body}); err != nil {
 		return admission.Blockers{}, fmt.Errorf("ring for a preview: %w", err)
 	}
 	for {

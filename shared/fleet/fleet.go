@@ -16,15 +16,17 @@ import (
 
 // Cluster is a set of nodes served by one queue and one or more agents.
 type Cluster struct {
-	ID          string          `json:"id"`
-	Name        string          `json:"name"`
-	Queue       string          `json:"queue"`
-	TokenID     string          `json:"token_id"` // the agents' current token
-	CreatedAt   time.Time       `json:"created_at"`
-	CreatedBy   operation.Actor `json:"created_by"`
-	Deleting    bool            `json:"deleting,omitempty"`
-	RequestedAt *time.Time      `json:"inventory_requested_at,omitempty"` // a full resend was asked for
+	ID        string          `json:"id"`
+	Name      string          `json:"name"`
+	Queue     string          `json:"queue"`
+	TokenID   string          `json:"token_id"` // the agents' current token
+	CreatedAt time.Time       `json:"created_at"`
+	CreatedBy operation.Actor `json:"created_by"`
+	Deleting  bool            `json:"deleting,omitempty"`
 }
+
+// QueueName is the name of a cluster's queue.
+func QueueName(cluster string) string { return "cluster-" + cluster }
 
 // Agent is one agent of a cluster, by its stable name.
 type Agent struct {

@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/problem"
 	"github.com/opsplane/opsplane/shared/queue"
-	"github.com/opsplane/opsplane/shared/registry"
 )
 
 // Bodies of the queue's calls.
@@ -34,7 +34,7 @@ func (a *API) queueRoutes() {
 }
 
 // queueName is the queue of the agent's cluster.
-func (rq *request) queueName() string { return registry.QueueName(rq.agentCluster()) }
+func (rq *request) queueName() string { return fleet.QueueName(rq.agentCluster()) }
 
 type messageView struct {
 	ID       string `json:"id"`

@@ -36,7 +36,6 @@ const (
 	EntryCancelRequest = "cancel_requested"
 	EntryLeaseClaimed  = "lease_claimed"
 	EntryLeaseEnded    = "lease_ended"
-	EntrySettled       = "settled"
 	EntryResolve       = "resolve"
 	EntryNote          = "note"
 	EntryLateReport    = "late_report"

@@ -20,9 +20,6 @@ import (
 // nameShape is a DNS label (RFC 1123, section 2.1), as Kubernetes names are.
 var nameShape = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// QueueName is the name of a cluster's queue.
-func QueueName(cluster string) string { return "cluster-" + cluster }
-
 // NewCluster is a cluster with its agents' token, which is shown this once.
 type NewCluster struct {
 	Cluster fleet.Cluster
@@ -51,7 +48,7 @@ func (s *Service) Create(ctx context.Context, call admission.Call, name string) 
 	if err != nil {
 		return NewCluster{}, err
 	}
-	c := fleet.Cluster{ID: clusterID, Name: name, Queue: QueueName(clusterID), TokenID: token.ID, CreatedAt: now, CreatedBy: call.Caller.Actor}
+	c := fleet.Cluster{ID: clusterID, Name: name, Queue: fleet.QueueName(clusterID), TokenID: token.ID, CreatedAt: now, CreatedBy: call.Caller.Actor}
 	if err := s.Queues.Ensure(ctx, c.Queue); err != nil {
 		return NewCluster{}, fmt.Errorf("make queue of cluster %s: %w", name, err)
 	}

@@ -16,7 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/opsplane/opsplane/shared/agentapi"
 	"github.com/opsplane/opsplane/shared/bus"
 	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -184,7 +183,7 @@ func (r *Relay) send(ctx context.Context, kind, op, cluster string, generation i
 	if err != nil {
 		return fmt.Errorf("encode doorbell: %w", err)
 	}
-	err = r.Queue.Send(ctx, agentapi.QueueName(cluster), queue.Outgoing{Body: body})
+	err = r.Queue.Send(ctx, fleet.QueueName(cluster), queue.Outgoing{Body: body})
 	if errors.Is(err, queue.ErrNoQueue) {
 		r.Logger.Warn("a cluster has no queue", "cluster", cluster, "operation", op)
 		return nil // the deadline ends it

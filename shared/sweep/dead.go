@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -83,7 +84,7 @@ func (s *Sweep) dead(ctx context.Context, l queue.DeadLetter) error {
 // took in the meantime, or another cluster's, is left alone.
 func (s *Sweep) failDead(ctx context.Context, d record.DeadLetter, queueName string, generation int64) error {
 	_, err := s.Store.Update(ctx, d.Operation, func(op *operation.Operation) (operation.Change, []ledger.Write, error) {
-		if op.State.Phase != operation.Dispatched || op.State.Generation != generation || queueName != "cluster-"+op.Spec.Cluster {
+		if op.State.Phase != operation.Dispatched || op.State.Generation != generation || queueName != fleet.QueueName(op.Spec.Cluster) {
 			return nil, nil, nil
 		}
 		return operation.CannotStart{Retryable: true,

@@ -138,7 +138,7 @@ func setup(t testing.TB) *plane {
 	p.sweep = &sweep.Sweep{Store: p.store, Relay: p.relay, Queue: p.queue, Logger: log}
 	for i, name := range []string{"alpha", "beta"} {
 		c := fleet.Cluster{ID: id.Derive(id.Cluster, name), Name: name, CreatedAt: t0}
-		c.Queue = agentapi.QueueName(c.ID)
+		c.Queue = fleet.QueueName(c.ID)
 		p.no(p.queue.Ensure(ctx, c.Queue))
 		p.no(p.store.Ledger.Commit(ctx, ledger.Write{Item: record.ClusterItem(&c)},
 			ledger.Write{Item: ledger.Item{Key: record.ClusterNameKey(name), Data: record.Encode(record.ClusterName{Cluster: c.ID})}}))
@@ -313,7 +313,7 @@ func (p *plane) sound() {
 // bells takes the doorbells off a cluster's queue.
 func (p *plane) bells(cluster string) []protocol.Doorbell {
 	p.t.Helper()
-	ctx, name := context.Background(), agentapi.QueueName(cluster)
+	ctx, name := context.Background(), fleet.QueueName(cluster)
 	var out []protocol.Doorbell
 	for {
 		ms, err := p.queue.Receive(ctx, name, queue.MaxBatch, 0, time.Minute)

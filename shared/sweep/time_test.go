@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/opsplane/opsplane/shared/agentapi"
 	"github.com/opsplane/opsplane/shared/control"
 	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 	"github.com/opsplane/opsplane/shared/queue"
@@ -276,7 +276,7 @@ func TestTargetGone(t *testing.T) {
 // dead makes the operation's doorbell a dead letter.
 func (p *plane) dead(op string) {
 	p.t.Helper()
-	ctx, name := context.Background(), agentapi.QueueName(p.cl)
+	ctx, name := context.Background(), fleet.QueueName(p.cl)
 	for {
 		ms, err := p.queue.Receive(ctx, name, queue.MaxBatch, 0, time.Minute)
 		p.no(err)
@@ -320,7 +320,7 @@ func TestDeadLetter(t *testing.T) {
 	p.want(op, operation.Succeeded)
 
 	// Letters that are no doorbell of a waiting operation are kept and harm nobody.
-	name := agentapi.QueueName(p.cl)
+	name := fleet.QueueName(p.cl)
 	stale, _ := json.Marshal(protocol.Doorbell{Version: 1, Kind: protocol.KindOperation, Operation: op, Cluster: p.cl})
 	held := p.dispatched("n1")
 	a.evicting(held)
@@ -348,7 +348,7 @@ func TestDeadLetter(t *testing.T) {
 	mine := p.dispatched("n2")
 	p.bells(p.cl)
 	forged, _ := json.Marshal(protocol.Doorbell{Version: 1, Kind: protocol.KindOperation, Operation: mine, Cluster: p.cl})
-	other := agentapi.QueueName(p.other)
+	other := fleet.QueueName(p.other)
 	p.no(p.queue.Send(ctx, other, queue.Outgoing{Body: forged}))
 	ms, err := p.queue.Receive(ctx, other, 1, 0, time.Minute)
 	p.no(err)
