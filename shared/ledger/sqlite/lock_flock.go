@@ -48,6 +48,12 @@ func lockFile(path string) (*fileLock, error) {
 
 // release lets the lock go. The file stays: removing it would let two processes
 // lock two files of one name.
-func (l *fileLock) release() { l.f.Close() }
+//
+// Closing alone would leave the lock to a child that is being forked at this
+// moment, until it execs: an unlock frees it whoever has a copy (flock(2)).
+func (l *fileLock) release() {
+	_ = syscall.Flock(int(l.f.Fd()), syscall.LOCK_UN)
+	l.f.Close()
+}
 
 func isReadOnlyFS(err error) bool { return errors.Is(err, syscall.EROFS) }
