@@ -42,7 +42,9 @@ func layer(path string) int {
 	switch {
 	case parts[0] != "shared":
 		return 2
-	case len(parts) == 2 && (parts[1] == "httpapi" || parts[1] == "client"):
+	case len(parts) == 2 && (parts[1] == "cloud" || parts[1] == "worker"): // what the functions' mains share
+		return 2
+	case len(parts) == 2 && (parts[1] == "httpapi" || parts[1] == "client" || parts[1] == "gateway"):
 		return 1
 	case len(parts) > 2 && slices.Contains([]string{"ledger", "queue", "bus"}, parts[1]):
 		return 1
@@ -192,7 +194,8 @@ func TestProgramsCarryOnlyTheirOwn(t *testing.T) {
 		without []string
 		why     string
 	}{
-		{"./infra/local/opsplane", []string{"k8s.io/client-go", "github.com/aws"}, "the one-machine engine needs neither a cluster nor a cloud"},
+		{"./infra/local", []string{"k8s.io", "github.com/aws"}, "the one-machine engine needs neither a cluster nor a cloud"},
+		{"./infra/local/opsplane", []string{"k8s.io"}, "the build of make up stays small"},
 		{"./agent", []string{module + "shared/ledger/", "github.com/aws/aws-sdk-go-v2/service/dynamodb"}, "an agent never reaches the ledger"},
 		{"./agent/...", []string{module + "shared/ledger/sqlite", module + "shared/ledger/dynamo", module + "shared/httpapi", "github.com/aws/aws-sdk-go-v2/service/dynamodb"},
 			"an agent never reaches the ledger"},
