@@ -19,6 +19,10 @@ type Timing struct {
 // OneMachine is the timing of the one-machine engine.
 var OneMachine = Timing{Lease: 15 * time.Second, CallDeadline: 10 * time.Second, RingAfter: 10 * time.Second, AgentSilent: 15 * time.Second}
 
+// AWS is the timing of the AWS engine, where every renewal and heartbeat is
+// billed: leases last longer, and agents are heard of less often.
+var AWS = Timing{Lease: 30 * time.Second, CallDeadline: 10 * time.Second, RingAfter: 10 * time.Second, AgentSilent: 90 * time.Second}
+
 // maxRingAfter bounds the back-off of doorbells.
 const maxRingAfter = 5 * time.Minute
 
