@@ -1,0 +1,80 @@
+package cloud
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-lambda-go/lambdacontext"
+	"github.com/google/go-cmp/cmp"
+)
+
+// lines decodes what was logged.
+func lines(t *testing.T, b *bytes.Buffer) []map[string]any {
+	t.Helper()
+	var out []map[string]any
+	for line := range strings.Lines(b.String()) {
+		var m map[string]any
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatalf("%q is no JSON: %v", line, err)
+		}
+		delete(m, "time")
+		out = append(out, m)
+	}
+	return out
+}
+
+func TestLogger(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	log := NewLogger(&b, Config{Stage: "prod", LogLevel: slog.LevelInfo})
+	ctx := lambdacontext.NewContext(t.Context(), &lambdacontext.LambdaContext{AwsRequestID: "req-1"})
+	log.DebugContext(ctx, "unseen")
+	log.WarnContext(ctx, "failed", "operation", "op_x")
+	log.With("reader", "bus").WithGroup("batch").InfoContext(ctx, "done", "records", 3)
+	log.InfoContext(context.Background(), "started")
+	want := []map[string]any{
+		{"level": "WARN", "msg": "failed", "stage": "prod", "function": "", "operation": "op_x", "aws_request_id": "req-1"},
+		{"level": "INFO", "msg": "done", "stage": "prod", "function": "", "reader": "bus", "batch": map[string]any{"records": 3.0, "aws_request_id": "req-1"}},
+		{"level": "INFO", "msg": "started", "stage": "prod", "function": ""},
+	}
+	if diff := cmp.Diff(want, lines(t, &b)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	m := NewMetrics(&b, Config{Stage: "prod"})
+	m.now = func() time.Time { return time.UnixMilli(1700000000123) }
+	if err := m.Put(Metric{"SweepLateness", Seconds, 1.5}, Metric{"DeadLetters", Count, 2}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Put(); err != nil || strings.Count(b.String(), "\n") != 1 {
+		t.Errorf("no metrics: %v, %q", err, b.String())
+	}
+	want := `{"Stage":"prod","Function":"","SweepLateness":1.5,"DeadLetters":2,"_aws":{"Timestamp":1700000000123,"CloudWatchMetrics":[
+		{"Namespace":"Opsplane","Dimensions":[["Function","Stage"]],"Metrics":[{"Name":"SweepLateness","Unit":"Seconds"},{"Name":"DeadLetters","Unit":"Count"}]}]}}`
+	var got, expected any
+	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(want), &expected); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(expected, got); diff != "" {
+		t.Error(diff)
+	}
+	if err := m.Put(Metric{"Broken", Count, math.NaN()}); err == nil {
+		t.Error("a value that is no number was written")
+	}
+	if err := (*Metrics)(nil).Put(Metric{"None", Count, 1}); err != nil {
+		t.Errorf("no metrics: %v", err)
+	}
+}
