@@ -11,7 +11,10 @@ import (
 )
 
 const (
-	heartbeatEvery = 5 * time.Second
+	heartbeatEvery = 5 * time.Second // unless the plane says otherwise
+	// Bounds of what the plane may say.
+	heartbeatLeast = time.Second
+	heartbeatMost  = time.Minute
 	retryAfterMost = 30 * time.Second // of a Retry-After that is heeded
 )
 
@@ -87,6 +90,14 @@ func (s *session) waitUp(ctx context.Context) error {
 	return s.wait(ctx, func(_ protocol.HeartbeatAnswer, up bool) bool { return up })
 }
 
+// cadence is how often the plane wants to hear of the agent.
+func cadence(answer protocol.HeartbeatAnswer) time.Duration {
+	if answer.HeartbeatMS <= 0 {
+		return heartbeatEvery
+	}
+	return max(ms(min(answer.HeartbeatMS, heartbeatMost.Milliseconds())), heartbeatLeast)
+}
+
 // heartbeat sends one heartbeat and takes its answer over.
 func (a *Agent) heartbeat(ctx context.Context, stopping bool) error {
 	var answer protocol.HeartbeatAnswer
@@ -119,8 +130,8 @@ func (a *Agent) heartbeat(ctx context.Context, stopping bool) error {
 func (a *Agent) beat(ctx context.Context) error {
 	tries := 0
 	for {
-		wait := jitter(heartbeatEvery)
 		err := a.heartbeat(ctx, closed(a.stopping))
+		wait := jitter(cadence(a.session.get()))
 		var denied *UnauthorizedError
 		switch {
 		case err == nil:

@@ -30,8 +30,13 @@ type Config struct {
 	Version  string
 
 	Executor executor.Executor
-	// Queue is where doorbells come from; nil: the plane's own long poll.
+	// Queue is where doorbells come from, whatever the plane says; nil: where the
+	// plane's heartbeats say.
 	Queue queue.Receiver
+	// OpenQueue opens the queue that a heartbeat's answer names by its URL (SQS on
+	// AWS), anew when the URL changes. Its receivers say ErrQueueRefused and
+	// queue.ErrNoQueue. nil: only the plane's own long poll.
+	OpenQueue func(url string) (queue.Receiver, error)
 	// Concurrency is how many operations are carried out at a time; 0: 64.
 	Concurrency int
 	// StateDir keeps reports that the plane has not taken; "": memory only.
@@ -54,7 +59,7 @@ type Agent struct {
 	cfg     Config
 	log     *slog.Logger
 	api     *api
-	queue   queue.Receiver
+	sources *sources
 	now     func() time.Time
 	mono    func() time.Duration
 	boot    string
@@ -111,19 +116,15 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("new agent: %w", err)
 	}
 	a := &Agent{
-		cfg: cfg, log: cfg.Logger, api: api, queue: cfg.Queue, now: cfg.Now, mono: cfg.Mono,
+		cfg: cfg, log: cfg.Logger, api: api, now: cfg.Now, mono: cfg.Mono,
 		boot: id.New("boot", cfg.Now()), metrics: &Metrics{},
 		session: newSession(), slots: newSlots(cfg.Concurrency), runs: newRuns(),
 		claims: newClaimer(), outgoing: newLane[*outbox](), kept: kept, inventory: newInventory(),
 		renewal: make(chan struct{}, 1), previews: make(chan struct{}, 4), stopping: make(chan struct{}),
 	}
 	a.events = newEvents(a.metrics, a.now)
-	if a.queue == nil {
-		q, err := newPlaneQueue(cfg, api)
-		if err != nil {
-			return nil, fmt.Errorf("new agent: %w", err)
-		}
-		a.queue = q
+	if a.sources, err = newSources(cfg, api); err != nil {
+		return nil, fmt.Errorf("new agent: %w", err)
 	}
 	return a, nil
 }

@@ -6,6 +6,7 @@ import "sync/atomic"
 type Metrics struct {
 	Doorbells     atomic.Int64 // messages received
 	BadDoorbells  atomic.Int64 // put aside: unreadable, unknown kind or version, another cluster's
+	QueueErrors   atomic.Int64 // receives that the queue did not answer
 	Claims        atomic.Int64 // operations asked for
 	Granted       atomic.Int64 // operations taken on
 	ReportCalls   atomic.Int64 // calls that carried reports

@@ -2,18 +2,23 @@ package loop
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/protocol"
 	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/queue/remote"
 )
 
 const (
 	// visibility is how long a message is ours: longer than a claim may take.
 	visibility   = 60 * time.Second
 	extraPollers = 3
+	// unusableMost bounds the wait before a queue is asked again that is gone or
+	// refuses this agent: somebody has to mend it, and each try is billed.
+	unusableMost = time.Minute
 	// incompatibleFor hides a doorbell that another agent must answer.
 	incompatibleFor = 5 * time.Second
 	queueCall       = 10 * time.Second
@@ -40,43 +45,77 @@ func (a *Agent) poll(ctx, work context.Context) {
 					return
 				case <-surge:
 				}
-				for ctx.Err() == nil && a.receive(ctx, work, &wg, 0, surge) > 0 {
+				for ctx.Err() == nil {
+					if n, err := a.receive(ctx, work, &wg, 0, surge); n == 0 || err != nil {
+						break // the poller that always waits tells the error
+					}
 				}
 			}
 		})
 	}
 	for tries := 0; ctx.Err() == nil; {
-		if a.receive(ctx, work, &wg, queue.MaxWait, surge) >= 0 {
+		url := a.session.get().QueueURL
+		_, err := a.receive(ctx, work, &wg, queue.MaxWait, surge)
+		if ctx.Err() != nil {
+			break
+		}
+		if err == nil {
+			if tries > 0 {
+				a.log.Info("the queue answers again", slog.Int("tries", tries))
+			}
 			tries = 0
 			continue
 		}
 		tries++
-		pause(ctx, backoff(tries, 200*time.Millisecond, 5*time.Second))
+		a.metrics.QueueErrors.Add(1)
+		a.unanswered(ctx, url, tries, err)
 	}
 	wg.Wait()
 }
 
+// unanswered tells why the queue did not answer, at first and then now and
+// again, and waits before the next try: for less when the plane names another
+// queue.
+func (a *Agent) unanswered(ctx context.Context, url string, tries int, err error) {
+	wait := backoff(tries, 200*time.Millisecond, 5*time.Second)
+	level, says := slog.LevelWarn, "the queue does not answer"
+	switch {
+	case errors.Is(err, ErrQueueRefused), errors.Is(err, remote.ErrRefused):
+		level, says = slog.LevelError, "the queue refuses this agent's credentials: no operation reaches it until they are mended"
+		wait = backoff(tries, 5*time.Second, unusableMost)
+	case errors.Is(err, queue.ErrNoQueue):
+		level, says = slog.LevelError, "the queue does not exist: no operation reaches this agent until its cluster has one"
+		wait = backoff(tries, 5*time.Second, unusableMost)
+	}
+	if tries == 1 || tries%20 == 0 {
+		a.log.Log(ctx, level, says, slog.Int("tries", tries), slog.String("queue", url), slog.String("error", redact(err.Error(), 512)))
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	_ = a.session.wait(ctx, func(answer protocol.HeartbeatAnswer, _ bool) bool { return answer.QueueURL != url })
+}
+
 // receive takes one batch and leaves it to a goroutine. It returns the number
-// of messages, or -1 when the queue did not answer.
-func (a *Agent) receive(ctx, work context.Context, wg *sync.WaitGroup, wait time.Duration, surge chan<- struct{}) int {
+// of messages.
+func (a *Agent) receive(ctx, work context.Context, wg *sync.WaitGroup, wait time.Duration, surge chan<- struct{}) (int, error) {
 	if a.session.waitUp(ctx) != nil {
-		return 0
+		return 0, nil
 	}
 	n := a.slots.take(ctx, queue.MaxBatch)
 	if n == 0 {
-		return 0
+		return 0, nil
 	}
-	name := a.queueName()
+	src, err := a.sources.of(a.session.get())
+	if err != nil {
+		a.slots.give(n)
+		return 0, err
+	}
 	callCtx, cancel := context.WithTimeout(ctx, wait+queueCall)
-	messages, err := a.queue.Receive(callCtx, name, n, wait, visibility)
+	messages, err := src.Receive(callCtx, src.name, n, wait, visibility)
 	cancel()
 	if err != nil || len(messages) == 0 {
 		a.slots.give(n)
-		if err != nil && ctx.Err() == nil {
-			a.log.Warn("receive failed", slog.Any("error", err))
-			return -1
-		}
-		return 0
+		return 0, err
 	}
 	a.metrics.Doorbells.Add(int64(len(messages)))
 	if len(messages) == n {
@@ -85,21 +124,12 @@ func (a *Agent) receive(ctx, work context.Context, wg *sync.WaitGroup, wait time
 		default:
 		}
 	}
-	wg.Go(func() { a.handle(work, name, messages, n) })
-	return len(messages)
-}
-
-// queueName is the queue to poll: its URL on AWS, the cluster's id otherwise.
-func (a *Agent) queueName() string {
-	answer := a.session.get()
-	if answer.QueueURL != "" {
-		return answer.QueueURL
-	}
-	return answer.Cluster
+	wg.Go(func() { a.handle(work, src, messages, n) })
+	return len(messages), nil
 }
 
 // handle answers one batch; it owns n slots. Read the ack policy off its lines.
-func (a *Agent) handle(ctx context.Context, name string, messages []queue.Message, n int) {
+func (a *Agent) handle(ctx context.Context, src source, messages []queue.Message, n int) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var handled []string // receipts to delete
@@ -113,10 +143,7 @@ func (a *Agent) handle(ctx context.Context, name string, messages []queue.Messag
 		bell, err := decodeDoorbell(m.Body, cluster)
 		if err != nil {
 			a.metrics.BadDoorbells.Add(1)
-			a.log.Warn("a doorbell is put aside", slog.String("message", m.ID), slog.String("reason", redact(err.Error(), 256)))
-			if a.bury(ctx, name, m, redact(err.Error(), 256)) != nil {
-				continue // left: it comes again
-			}
+			a.bury(ctx, src, m, redact(err.Error(), 256))
 			continue
 		}
 		switch bell.Kind {
@@ -140,7 +167,7 @@ func (a *Agent) handle(ctx context.Context, name string, messages []queue.Messag
 			}
 			n--
 			wg.Go(func() {
-				if a.answerBell(ctx, name, m, bell) {
+				if a.answerBell(ctx, src, m, bell) {
 					done(m)
 				}
 			})
@@ -153,14 +180,14 @@ func (a *Agent) handle(ctx context.Context, name string, messages []queue.Messag
 	}
 	ctx, cancel := context.WithTimeout(ctx, queueCall)
 	defer cancel()
-	if err := a.queue.Delete(ctx, name, handled...); err != nil {
+	if err := src.Delete(ctx, src.name, handled...); err != nil {
 		a.log.Warn("delete failed; the doorbells come again", slog.Int("doorbells", len(handled)), slog.Any("error", err))
 	}
 }
 
 // answerBell claims one operation and tells whether its doorbell is done with.
 // It owns one slot.
-func (a *Agent) answerBell(ctx context.Context, name string, m queue.Message, bell protocol.Doorbell) bool {
+func (a *Agent) answerBell(ctx context.Context, src source, m queue.Message, bell protocol.Doorbell) bool {
 	res, started, err := a.claims.ask(ctx, bell.Operation, bell.Generation)
 	if !started {
 		a.slots.give(1)
@@ -181,31 +208,39 @@ func (a *Agent) answerBell(ctx context.Context, name string, m queue.Message, be
 	}
 	switch res.Result {
 	case protocol.ClaimRetry:
-		a.extend(ctx, name, m, ms(res.RetryMS))
+		a.extend(ctx, src, m, ms(res.RetryMS))
 	case protocol.ClaimIncompatible:
 		a.log.Info("an operation needs another agent", slog.String("operation", bell.Operation), slog.String("detail", redact(res.Detail, 256)))
-		a.extend(ctx, name, m, incompatibleFor)
+		a.extend(ctx, src, m, incompatibleFor)
 	default:
 		a.log.Error("the plane answers a claim with an unknown result", slog.String("operation", bell.Operation))
 	}
 	return false
 }
 
-func (a *Agent) extend(ctx context.Context, name string, m queue.Message, d time.Duration) {
+func (a *Agent) extend(ctx context.Context, src source, m queue.Message, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, queueCall)
 	defer cancel()
-	if err := a.queue.Extend(ctx, name, m.Receipt, min(d, queue.MaxDelay)); err != nil {
+	if err := src.Extend(ctx, src.name, m.Receipt, min(d, queue.MaxDelay)); err != nil {
 		a.log.Warn("extend failed; the doorbell comes again later", slog.Any("error", err))
 	}
 }
 
-// bury puts a message aside: as a dead letter where the queue can, else it is
-// deleted.
-func (a *Agent) bury(ctx context.Context, name string, m queue.Message, reason string) error {
+// bury puts a message aside, as a dead letter with its reason where the queue can
+// do that for an agent. Elsewhere it is left as it is: it stays hidden for the
+// visibility time, and the queue makes it a dead letter itself at its last
+// delivery (SQS: the redrive policy's maxReceiveCount). It is never deleted.
+func (a *Agent) bury(ctx context.Context, src source, m queue.Message, reason string) {
+	told := []any{slog.String("message", m.ID), slog.Int("receives", m.Receives), slog.String("reason", reason)}
+	b, ok := src.Receiver.(burier)
+	if !ok {
+		a.log.Warn("a doorbell is left to become a dead letter", told...)
+		return
+	}
+	a.log.Warn("a doorbell is put aside", told...)
 	ctx, cancel := context.WithTimeout(ctx, queueCall)
 	defer cancel()
-	if b, ok := a.queue.(burier); ok {
-		return b.Bury(ctx, name, m, reason)
+	if err := b.Bury(ctx, src.name, m, reason); err != nil {
+		a.log.Warn("a doorbell could not be put aside; it comes again", slog.String("message", m.ID), slog.Any("error", err))
 	}
-	return a.queue.Delete(ctx, name, m.Receipt)
 }

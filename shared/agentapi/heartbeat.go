@@ -20,9 +20,22 @@ const (
 	maxNameBytes    = 253
 )
 
-// reporterLease is how long one agent goes on reporting the inventory after its
-// last heartbeat.
-const reporterLease = 15 * time.Second
+// reporterLeaseLeast is how long one agent at least goes on reporting the
+// inventory after its last heartbeat: as long as it counts as online.
+const reporterLeaseLeast = 15 * time.Second
+
+// heartbeatEvery is how often agents send heartbeats that are told nothing.
+const heartbeatEvery = 5 * time.Second
+
+// heartbeatMS is the cadence that agents are told, in milliseconds: a third of
+// the time after which they count as silent, so that two may be lost. Never
+// faster than they are by themselves, for which 0 stands.
+func heartbeatMS(tm operation.Timing) int64 {
+	if every := tm.AgentSilent / 3; every > heartbeatEvery {
+		return every.Milliseconds()
+	}
+	return 0
+}
 
 // Heartbeat registers the agent and keeps it online. The first of a boot, or
 // the first after a silence, rings again for what waited.
@@ -56,7 +69,7 @@ func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Hea
 		}
 	}
 	answer := protocol.HeartbeatAnswer{AgentID: agent.ID, Cluster: cluster, ServerTime: s.Store.Now().UTC(),
-		LeaseMS: s.Store.Timing.Lease.Milliseconds(), CallDeadlineMS: s.Store.Timing.CallDeadline.Milliseconds()}
+		LeaseMS: s.Store.Timing.Lease.Milliseconds(), CallDeadlineMS: s.Store.Timing.CallDeadline.Milliseconds(), HeartbeatMS: heartbeatMS(s.Store.Timing)}
 	if s.QueueURL != nil {
 		answer.QueueURL = s.QueueURL(cluster)
 	}
@@ -138,7 +151,7 @@ func (s *Service) reporter(ctx context.Context, cluster string, a fleet.Agent, n
 	if !same {
 		r = fleet.Reporter{Agent: a.ID, Boot: a.Boot}
 	}
-	r.Until = now.Add(reporterLease)
+	r.Until = now.Add(max(s.Store.Timing.AgentSilent, reporterLeaseLeast))
 	err = s.Store.Ledger.Commit(ctx, ledger.Write{Item: ledger.Item{Key: key, Data: record.Encode(r)}, Expect: it.Version})
 	if errors.Is(err, ledger.ErrConflict) {
 		return false, false, nil // another was faster; the next heartbeat tells

@@ -8,7 +8,8 @@ type Capability struct {
 	Version int    `json:"version"`
 }
 
-// Heartbeat is POST /v1/agent/heartbeat: sent at the start and every 5 s.
+// Heartbeat is POST /v1/agent/heartbeat: sent at the start and then
+// every HeartbeatAnswer.HeartbeatMS.
 type Heartbeat struct {
 	Name         string       `json:"name"` // this agent process's stable name in its cluster
 	Boot         string       `json:"boot"` // new at each start
@@ -28,6 +29,8 @@ type HeartbeatAnswer struct {
 	ServerTime     time.Time `json:"server_time"`
 	LeaseMS        int64     `json:"lease_ms"`
 	CallDeadlineMS int64     `json:"call_deadline_ms"`
+	// HeartbeatMS is how long after this heartbeat the next one is due; 0: 5 s.
+	HeartbeatMS int64 `json:"heartbeat_ms,omitempty"`
 	// Reporter: this agent holds the reporter lease and sends inventory.
 	Reporter bool `json:"reporter"`
 	// FullInventory: the plane asks for a full resend.
