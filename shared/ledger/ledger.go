@@ -104,6 +104,10 @@ type Write struct {
 	// Feed asks for the write to appear in the change feed. An engine may feed
 	// other writes too.
 	Feed bool
+	// WasDue is the Due of the item that this put replaces, where the writer
+	// knows it. Engines pass it over: it tells whoever wakes the sweep that a
+	// wake-up for the item is under way (package sweep, Waker).
+	WasDue time.Time
 }
 
 // Errors of the seam; match with errors.Is.
@@ -196,6 +200,14 @@ type Feed interface {
 	// the oldest that is left. ErrPositionExpired: some records were lost to
 	// this reader, who starts again from the oldest and mends by reading items.
 	Changes(ctx context.Context, after string, limit int, wait time.Duration) ([]Change, string, error)
+}
+
+// Foreseer is what an engine can add whose due index is late or dear to read.
+type Foreseer interface {
+	// NextDue returns the earliest due time behind after and not behind until
+	// that the due index knows, without a look at the items, or the zero time.
+	// It is a hint: the item may have moved on since.
+	NextDue(ctx context.Context, after, until time.Time) (time.Time, error)
 }
 
 // Watcher is what an engine in the same process can add: a signal when a

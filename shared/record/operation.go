@@ -199,6 +199,7 @@ func (st *Store) apply(ctx context.Context, op *operation.Operation, decide Deci
 		return err
 	}
 	writes := append(st.StateWrites(&next, op.Version, entries), extra...)
+	writes[0].WasDue = st.Timing.Due(&op.State)
 	switch was, is := op.State.Phase.Terminal(), next.Phase.Terminal(); {
 	case !was && is:
 		locks, err := st.releaseLocks(ctx, &op.Spec, &next)
