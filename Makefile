@@ -6,7 +6,7 @@ BIN  := bin
 GO   ?= go
 export CGO_ENABLED ?= 1
 
-.PHONY: help build up test test-crash-long bench lint openapi diagrams clean
+.PHONY: help build up test test-crash-long bench aws-local test-aws test-localstack lint openapi diagrams clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,15 @@ test-crash-long: build ## 300 rounds of kill -9 against the real binary
 bench: ## the figures of the docs, from one run (OPSPLANE_BENCH_STORED=1000000)
 	cd infra/bench && $(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m .
 
+aws-local: ## deploy into a local AWS with a simulated fleet, in the foreground (ADDR=127.0.0.1:8080)
+	@exec $(GO) run ./infra/awstest/up --addr "$(ADDR)"
+
+test-aws: ## prove the AWS engine: template, conformance, whole flows in a local AWS
+	$(GO) run ./infra/awstest/up --test
+
+test-localstack: ## the whole flow on LocalStack's own image (wants Docker and the image)
+	@$(GO) run ./infra/awstest/up --test-localstack
+
 lint: ## gofmt, vet, staticcheck, generated files
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'not formatted: run gofmt -w'; exit 1; }
 	$(GO) vet ./...
@@ -42,3 +51,21 @@ diagrams: ## write the generated parts of infra/docs
 
 clean: ## remove what was built
 	rm -rf $(BIN)
+
+# `sam build` calls these with ARTIFACTS_DIR; ARCH is GOARCH (amd64 for the
+# template's Architecture=x86_64).
+ARCH ?= arm64
+
+.PHONY: build-ApiFunction build-AgentApiFunction build-AuthorizerFunction build-RelayFunction build-SweepFunction build-PlaneFunction
+build-ApiFunction:        ; $(call function,api)
+build-AgentApiFunction:   ; $(call function,agentapi)
+build-AuthorizerFunction: ; $(call function,authorizer)
+build-RelayFunction:      ; $(call function,relay)
+build-SweepFunction:      ; $(call function,sweep)
+build-PlaneFunction:      ; $(call function,plane)
+
+# One static binary; without the symbol tables and Lambda's old RPC mode it
+# starts from a smaller package.
+define function
+CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '-s -w' -tags lambda.norpc -o "$(ARTIFACTS_DIR)/bootstrap" ./functions/$(1)
+endef
