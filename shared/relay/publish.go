@@ -127,27 +127,49 @@ type busPosition struct {
 	Next int64 `json:"next"` // the first sequence that is not on the bus
 }
 
+// BusFrom is the item that has a stream put on the bus from a sequence on, and
+// nothing before it: for a stream that comes from elsewhere, whose events were
+// told there.
+func BusFrom(stream string, next int64) ledger.Item {
+	return ledger.Item{Key: record.StreamBusKey(stream), Data: record.Encode(busPosition{Next: next})}
+}
+
+// position reads a stream's bus item, and its version. There is none (its zero
+// value) before the first publication.
+func position(it ledger.Item) (busPosition, int64, error) {
+	if it.Version == 0 {
+		return busPosition{Next: 1}, 0, nil
+	}
+	pos, err := record.Decode[busPosition](it)
+	return pos, it.Version, err
+}
+
 // PublishBus puts a stream's events on the bus, from the first that is not
 // there. The position moves after the bus has taken them: delivery is at least
-// once, and the event's id tells repeats.
+// once, and the event's id tells repeats. Where two publish at once, the slower
+// goes on from where the faster is.
 func (r *Relay) PublishBus(ctx context.Context, stream string) error {
 	if r.Bus == nil {
 		return nil
 	}
+	return record.Again(ctx, func() error { return r.publishBus(ctx, stream) })
+}
+
+func (r *Relay) publishBus(ctx context.Context, stream string) error {
 	key := record.StreamBusKey(stream)
-	pos := busPosition{Next: 1}
 	it, err := r.Store.Ledger.Get(ctx, key)
-	if err == nil {
-		pos, err = record.Decode[busPosition](it)
-	}
 	if err != nil && !errors.Is(err, ledger.ErrNotFound) {
+		return fmt.Errorf("read bus position: %w", err)
+	}
+	pos, version, err := position(it)
+	if err != nil {
 		return fmt.Errorf("read bus position: %w", err)
 	}
 	for {
 		evs, head, err := event.ReadStream(ctx, r.Store.Ledger, stream, pos.Next, 500)
 		var expired *event.ExpiredError
 		if errors.As(err, &expired) {
-			r.Logger.Warn("events passed retention before they were on the bus", "stream", stream, "from", pos.Next, "through", head.Low-1)
+			r.Logger.WarnContext(ctx, "events passed retention before they were on the bus", "stream", stream, "from", pos.Next, "through", head.Low-1)
 			pos.Next = head.Low
 			continue
 		}
@@ -166,37 +188,10 @@ func (r *Relay) PublishBus(ctx context.Context, stream string) error {
 			return fmt.Errorf("publish to the bus: %w", err)
 		}
 		pos.Next = evs[len(evs)-1].Sequence + 1
-		err = r.Store.Ledger.Commit(ctx, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: key, Data: record.Encode(pos)}})
+		err = r.Store.Ledger.Commit(ctx, ledger.Write{Expect: version, Item: ledger.Item{Key: key, Data: record.Encode(pos)}})
 		if err != nil {
 			return fmt.Errorf("keep bus position: %w", err)
 		}
-	}
-}
-
-// Mend publishes and dispatches whatever fell behind: the reader's position had
-// expired, so some records were never seen.
-func (r *Relay) Mend(ctx context.Context) error {
-	q := ledger.Query{Index: ledger.List, PK: record.ListOperations, Limit: 200}
-	for {
-		p, err := r.Store.Ledger.Query(ctx, q)
-		if err != nil {
-			return fmt.Errorf("list operations: %w", err)
-		}
-		ids := make([]string, 0, len(p.Items))
-		for _, it := range p.Items {
-			if id := record.OperationOf(it.Key); id != "" {
-				ids = append(ids, id)
-			}
-		}
-		if _, err := r.Dispatch(ctx, ids); err != nil {
-			return err
-		}
-		if err := r.Publish(ctx, ids); err != nil {
-			return err
-		}
-		if p.Next == "" {
-			return nil
-		}
-		q.After = p.Next
+		version++
 	}
 }
