@@ -58,6 +58,13 @@ func (w *writer) plan(writes []ledger.Write) (*ledger.ConflictError, error) {
 }
 
 func (w *writer) look(wr *ledger.Write) (plan, error) {
+	if e := w.known(wr.Item.Key); e != nil {
+		p := plan{id: e.id, version: e.item.Version}
+		if wr.Kind == ledger.Put && p.id != 0 {
+			p.changed = changedBetween(&e.item, &wr.Item)
+		}
+		return p, nil
+	}
 	s := w.find
 	defer s.reset()
 	s.bindText(1, wr.Item.PK)
@@ -74,6 +81,52 @@ func (w *writer) look(wr *ledger.Write) (plan, error) {
 		p.changed = changedGroups(s, &wr.Item)
 	}
 	return p, nil
+}
+
+// known returns what is known of a key without a look at the file: by an earlier
+// commit of this group, or by memory.
+func (w *writer) known(k ledger.Key) *entry {
+	if e := w.staged[k]; e != nil {
+		if e.closed {
+			return nil
+		}
+		return e
+	}
+	return w.db.memory.known(k)
+}
+
+// stage notes what the group's transaction makes of an item.
+func (w *writer) stage(wr *ledger.Write, p plan) {
+	switch {
+	case wr.Kind == ledger.Delete:
+		w.staged[wr.Item.Key] = &entry{}
+	case !wr.Item.Expires.IsZero():
+		w.staged[wr.Item.Key] = shutEntry // it goes by the clock, not by a write
+	default:
+		it := copied(wr.Item)
+		it.Version = p.version + 1
+		it.Due = it.Due.UTC().Truncate(time.Millisecond)
+		w.staged[wr.Item.Key] = &entry{item: it, id: p.id}
+	}
+}
+
+// changedBetween compares two states of an item.
+func changedBetween(was, is *ledger.Item) int {
+	changed := 0
+	if a, aok := millis(was.Due); true {
+		if b, bok := millis(is.Due); aok != bok || a != b {
+			changed |= groupDue
+		}
+	}
+	if !is.Expires.IsZero() { // what memory knows does not expire
+		changed |= groupExpires
+	}
+	for i, x := range ledger.Indexes {
+		if was.Index[x] != is.Index[x] {
+			changed |= groupIndex << i
+		}
+	}
+	return changed
 }
 
 // changedGroups compares the row that s is on with the item.
@@ -117,6 +170,10 @@ func (w *writer) apply(writes []ledger.Write) error {
 		if err != nil {
 			return err
 		}
+		if p.id == 0 {
+			p.id = w.c.lastID()
+		}
+		w.stage(wr, p)
 		w.rows++
 		if wr.Feed {
 			if err := w.feed(wr, p.version); err != nil {

@@ -269,6 +269,9 @@ func (s *stmt) blobAt(col int32) []byte { return append([]byte(nil), s.raw(col).
 // changes is how many rows the last statement deleted, put or changed.
 func (c *conn) changes() int64 { return int64(sqlite3.Xsqlite3_changes(c.tls, c.db)) }
 
+// lastID is the row of the last insert.
+func (c *conn) lastID() int64 { return int64(sqlite3.Xsqlite3_last_insert_rowid(c.tls, c.db)) }
+
 // interrupt ends the statement that runs, from any goroutine while c is open.
 func (c *conn) interrupt() {
 	tls := libc.NewTLS()

@@ -84,6 +84,7 @@ type DB struct {
 	writer *conn
 	pool   chan *conn
 	feed   feedState
+	memory *memory // nil: another process may write
 	watch  watchers
 	counts counters
 
@@ -157,6 +158,7 @@ func open(o Options) (_ *DB, err error) {
 			return nil, err
 		}
 	}
+	db.memory = newMemory()
 	if db.lock, err = lockFile(o.Path + ".lock"); err != nil {
 		return nil, err
 	}

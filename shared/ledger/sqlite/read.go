@@ -20,8 +20,8 @@ const (
 	dueSQL = `select ` + columns + ` from items indexed by items_due where due <= ?2 and ` + alive + ` order by due, pk, sk limit ?3`
 )
 
-// read runs fn on a connection of the pool.
-func (db *DB) read(ctx context.Context, fn func(*conn) error) error {
+// usable tells why a call is refused before it reads anything, or nil.
+func (db *DB) usable(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -29,7 +29,16 @@ func (db *DB) read(ctx context.Context, fn func(*conn) error) error {
 	case <-db.closing:
 		return errClosed
 	default:
+		return nil
 	}
+}
+
+// read runs fn on a connection of the pool.
+func (db *DB) read(ctx context.Context, fn func(*conn) error) error {
+	if err := db.usable(ctx); err != nil {
+		return err
+	}
+	db.counts.reads.Add(1)
 	select {
 	case c := <-db.pool:
 		defer func() { db.pool <- c }()
@@ -70,6 +79,16 @@ func snapshot(c *conn, fn func() error) error {
 
 // Get implements ledger.Reader.
 func (db *DB) Get(ctx context.Context, k ledger.Key) (it ledger.Item, err error) {
+	items, known, turn, err := db.remember(ctx, k)
+	switch {
+	case err == nil && len(items) > 0:
+		return items[0], nil
+	case err == nil && known:
+		err = ledger.ErrNotFound
+	}
+	if err != nil {
+		return ledger.Item{}, fmt.Errorf("get %s: %w", k, err)
+	}
 	err = db.read(ctx, func(c *conn) error {
 		var ok bool
 		if it, ok, err = get(c, k, db.now().Unix()); err == nil && !ok {
@@ -80,7 +99,24 @@ func (db *DB) Get(ctx context.Context, k ledger.Key) (it ledger.Item, err error)
 	if err != nil {
 		return ledger.Item{}, fmt.Errorf("get %s: %w", k, err)
 	}
+	db.keep(it, turn)
 	return it, nil
+}
+
+// remember looks items up in memory.
+func (db *DB) remember(ctx context.Context, ks ...ledger.Key) (items []ledger.Item, ok bool, turn int64, err error) {
+	if err := db.usable(ctx); err != nil || db.memory == nil {
+		return nil, false, 0, err
+	}
+	items, ok, turn = db.memory.get(ks...)
+	return items, ok, turn, nil
+}
+
+// keep takes an item that was read from the file into memory.
+func (db *DB) keep(it ledger.Item, turn int64) {
+	if db.memory != nil {
+		db.memory.keep(it, turn)
+	}
 }
 
 func get(c *conn, k ledger.Key, now int64) (it ledger.Item, ok bool, err error) {
@@ -98,13 +134,24 @@ func get(c *conn, k ledger.Key, now int64) (it ledger.Item, ok bool, err error) 
 	return it, ok, err
 }
 
-// GetMany implements ledger.Reader. It reads one snapshot.
+// GetMany implements ledger.Reader. It reads one snapshot: of memory, which shows
+// a group whole, or of the file.
 func (db *DB) GetMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledger.Item, error) {
 	if len(ks) > ledger.MaxWrites {
 		return nil, fmt.Errorf("%w: get of %d items, the limit is %d", ledger.ErrInvalid, len(ks), ledger.MaxWrites)
 	}
 	found := make(map[ledger.Key]ledger.Item, len(ks))
-	err := db.read(ctx, func(c *conn) error {
+	items, known, turn, err := db.remember(ctx, ks...)
+	if err != nil {
+		return nil, fmt.Errorf("get %d items: %w", len(ks), err)
+	}
+	for _, it := range items {
+		found[it.Key] = it
+	}
+	if known {
+		return found, nil
+	}
+	err = db.read(ctx, func(c *conn) error {
 		now := db.now().Unix()
 		return snapshot(c, func() error {
 			for _, k := range ks {
@@ -121,6 +168,9 @@ func (db *DB) GetMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledg
 	})
 	if err != nil {
 		return nil, fmt.Errorf("get %d items: %w", len(ks), err)
+	}
+	for _, it := range found {
+		db.keep(it, turn)
 	}
 	return found, nil
 }

@@ -12,6 +12,7 @@ type Stats struct {
 	Conflicts int64 // commits answered with a conflict
 	Failures  int64 // groups that failed
 	Writes    int64 // rows put or deleted
+	Reads     int64 // reads of the file; what memory answers is none
 	Expired   int64 // expired items deleted
 	Trimmed   int64 // change records dropped
 	Queued    int   // commits waiting now
@@ -20,7 +21,7 @@ type Stats struct {
 }
 
 type counters struct {
-	commits, batches, conflicts, failures, writes, expired, trimmed atomic.Int64
+	commits, batches, conflicts, failures, writes, reads, expired, trimmed atomic.Int64
 }
 
 // Stats returns the counts and sizes for metrics.
@@ -28,7 +29,7 @@ func (db *DB) Stats() Stats {
 	c := &db.counts
 	return Stats{
 		Commits: c.commits.Load(), Batches: c.batches.Load(), Conflicts: c.conflicts.Load(), Failures: c.failures.Load(),
-		Writes: c.writes.Load(), Expired: c.expired.Load(), Trimmed: c.trimmed.Load(), Queued: db.queue.len(),
+		Writes: c.writes.Load(), Reads: c.reads.Load(), Expired: c.expired.Load(), Trimmed: c.trimmed.Load(), Queued: db.queue.len(),
 		FileBytes: fileSize(db.opts.Path), WALBytes: fileSize(db.opts.Path + "-wal"),
 	}
 }

@@ -20,14 +20,15 @@ type writer struct {
 	batch   []*request
 	answers []error
 	plans   []plan
-	now     int64 // Unix seconds, the same for a whole group
-	seq     int64 // last feed position
-	fed     int   // change records of the group
-	rows    int   // rows of the group
+	staged  map[ledger.Key]*entry // what the group's transaction has written
+	now     int64                 // Unix seconds, the same for a whole group
+	seq     int64                 // last feed position
+	fed     int                   // change records of the group
+	rows    int                   // rows of the group
 }
 
 func newWriter(db *DB, c *conn) (*writer, error) {
-	w := &writer{db: db, c: c}
+	w := &writer{db: db, c: c, staged: map[ledger.Key]*entry{}}
 	for sql, s := range map[string]**stmt{
 		"begin immediate": &w.begin,
 		"commit":          &w.commit,
@@ -72,6 +73,7 @@ func (w *writer) group() {
 	w.now = w.db.now().Unix()
 	w.fed, w.rows = 0, 0
 	seq := w.seq
+	clear(w.staged)
 	if err := w.transact(); err != nil {
 		w.c.rollback()
 		w.seq = seq
@@ -83,6 +85,7 @@ func (w *writer) group() {
 		}
 		return
 	}
+	w.db.memory.open(w.staged)
 	w.db.counts.batches.Add(1)
 	w.db.counts.writes.Add(int64(w.rows))
 	if w.fed > 0 {
@@ -128,6 +131,7 @@ func (w *writer) transact() error {
 			return err
 		}
 	}
+	w.db.memory.shut(w.staged)
 	return w.commit.run()
 }
 
