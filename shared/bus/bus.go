@@ -13,8 +13,9 @@ import (
 // Source is the source of everything that Opsplane publishes.
 const Source = "opsplane"
 
-// MaxDetailBytes bounds a message's detail (EventBridge: 256 KB an entry, of
-// which the envelope takes its part).
+// MaxDetailBytes bounds a message's detail as it is carried (EventBridge: 256 KB
+// an entry, of which the envelope takes its part). A larger one goes by
+// reference.
 const MaxDetailBytes = 200 << 10
 
 // Errors of the seam; match with errors.Is.
@@ -25,9 +26,11 @@ var (
 
 // Message is one event on the bus.
 type Message struct {
-	ID     string // the event's id
-	Type   string // detail-type
-	Time   time.Time
+	ID   string // the event's id
+	Type string // detail-type
+	Time time.Time
+	// Detail is the event: a JSON object, with the event's id as "id", since a
+	// rule's target may see nothing else of the message.
 	Detail json.RawMessage
 }
 

@@ -51,7 +51,8 @@ type Message struct {
 	Receives int
 }
 
-// Outgoing is a message to be sent. Delay is rounded up to whole seconds.
+// Outgoing is a message to be sent: text, see CheckText. Delay is rounded up to
+// whole seconds.
 type Outgoing struct {
 	Body  []byte
 	Delay time.Duration

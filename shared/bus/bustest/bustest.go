@@ -8,12 +8,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/opsplane/opsplane/shared/bus"
 )
@@ -40,6 +44,8 @@ func Run(t *testing.T, open func(t *testing.T) Rig) {
 		{"Delivers", testDelivers},
 		{"Patterns", testPatterns},
 		{"Many", testMany},
+		{"ByReference", testByReference},
+		{"BrokenUTF8", testBrokenUTF8},
 		{"TooLarge", testTooLarge},
 		{"Invalid", testInvalid},
 		{"Partial", testPartial},
@@ -117,8 +123,9 @@ func prefix() string {
 }
 
 func message(eventType, id string) bus.Message {
+	id = eventType + "/" + id
 	return bus.Message{
-		ID: eventType + "/" + id, Type: eventType, Time: time.Now().UTC().Truncate(time.Second),
+		ID: id, Type: eventType, Time: time.Now().UTC().Truncate(time.Second),
 		Detail: json.RawMessage(`{"id":` + strconv.Quote(id) + `,"text":"ä \u0000 <&>"}`),
 	}
 }
@@ -189,7 +196,7 @@ func testMany(t *testing.T, r Rig) {
 	// Large ones too: EventBridge bounds the request as well as the entry.
 	for i := range 3 {
 		m := message(p+"large", strconv.Itoa(i))
-		m.Detail = sized(bus.MaxDetailBytes)
+		m.Detail = sized(m.ID, bus.MaxDetailBytes)
 		ms, ids = append(ms, m), append(ids, m.ID)
 	}
 	publish(t, r, ms...)
@@ -199,24 +206,68 @@ func testMany(t *testing.T, r Rig) {
 	}
 }
 
-// sized makes a detail of exactly n bytes.
-func sized(n int) json.RawMessage {
-	const frame = `{"x":""}`
-	return json.RawMessage(`{"x":"` + strings.Repeat("x", n-len(frame)) + `"}`)
+// sized makes a detail of exactly n bytes, for the message of the id.
+func sized(id string, n int) json.RawMessage {
+	head, tail := `{"id":`+strconv.Quote(id)+`,"text":"`, `"}`
+	return json.RawMessage(head + strings.Repeat("x", n-len(head)-len(tail)) + tail)
 }
 
+// testByReference: a detail over the limit is carried as its envelope, which
+// says so and where the whole of it is.
+func testByReference(t *testing.T, r Rig) {
+	p, in := prefix(), newInbox()
+	r.Subscribe(t, bus.Pattern{Type: p + "*"}, in.put)
+	m := message(p+"large", "1")
+	text := strings.Repeat("x", bus.MaxDetailBytes)
+	m.Detail = json.RawMessage(`{"id":` + strconv.Quote(m.ID) + `,"type":"elsewhere","subject":{"kind":"node","id":"nod_1","name":"gpu-1"},"cluster":"clu_1","cluster_id":"clu_1",` +
+		`"stream":"clu_1","sequence":7,"operation_id":null,"severity":"info","detail":{"text":"` + text + `"}}`)
+	publish(t, r, m, message(p+"small", "2"))
+	got := in.await(t, r.Slack, m.ID)[m.ID]
+	var have map[string]any
+	if err := json.Unmarshal(got.Detail, &have); err != nil {
+		t.Fatal(err)
+	}
+	ref, _ := have["detail_ref"].(string)
+	delete(have, "detail_ref")
+	want := map[string]any{"id": m.ID, "type": m.Type, "subject": map[string]any{"kind": "node", "id": "nod_1", "name": "gpu-1"}, "cluster": "clu_1", "cluster_id": "clu_1",
+		"stream": "clu_1", "sequence": 7., "operation_id": nil, "severity": "info", "detail": map[string]any{}, "detail_omitted": true, "detail_bytes": float64(len(m.Detail))}
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Errorf("reference (-want +got):\n%s", diff)
+	}
+	u, err := url.Parse(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := u.Query()
+	since, err1 := time.Parse(time.RFC3339Nano, q.Get("since"))
+	until, err2 := time.Parse(time.RFC3339Nano, q.Get("until"))
+	if err := errors.Join(err1, err2); err != nil || !since.Equal(m.Time) || !until.After(since) {
+		t.Errorf("detail_ref %s: %v", ref, err)
+	}
+	if u.Path != "/v1/events" || q.Get("type") != m.Type || q.Get("cluster") != "clu_1" || q.Get("subject") != "nod_1" {
+		t.Errorf("detail_ref %s", ref)
+	}
+}
+
+// testTooLarge: what is over the limit even by reference is refused.
 func testTooLarge(t *testing.T, r Rig) {
-	m := message(prefix()+"large", "1")
-	m.Detail = sized(bus.MaxDetailBytes + 1)
-	err := r.Publisher.Publish(t.Context(), m)
+	err := r.Publisher.Publish(t.Context(), tooLarge(prefix()+"large"))
 	if !errors.Is(err, bus.ErrTooLarge) || !strings.Contains(err.Error(), strconv.Itoa(bus.MaxDetailBytes)) {
 		t.Errorf("%v, want ErrTooLarge with the limit", err)
 	}
 }
 
+// tooLarge makes a message whose subject alone is over the limit.
+func tooLarge(eventType string) bus.Message {
+	m := message(eventType, "1")
+	m.Detail = json.RawMessage(`{"id":` + strconv.Quote(m.ID) + `,"subject":` + strconv.Quote(strings.Repeat("s", bus.MaxDetailBytes)) + `}`)
+	return m
+}
+
 func testInvalid(t *testing.T, r Rig) {
 	for name, spoil := range map[string]func(*bus.Message){
 		"no id":      func(m *bus.Message) { m.ID = "" },
+		"odd type":   func(m *bus.Message) { m.Type = "a\xff" },
 		"no type":    func(m *bus.Message) { m.Type = "" },
 		"long type":  func(m *bus.Message) { m.Type = strings.Repeat("t", bus.MaxTypeBytes+1) },
 		"no time":    func(m *bus.Message) { m.Time = time.Time{} },
@@ -241,7 +292,7 @@ func testPartial(t *testing.T, r Rig) {
 	for i := range 23 {
 		ms = append(ms, message(p+"n", strconv.Itoa(i)))
 	}
-	ms[3].Detail = sized(bus.MaxDetailBytes + 1)
+	ms[3] = tooLarge(p + "n")
 	ms[17].Detail = json.RawMessage(`nope`)
 	err := r.Publisher.Publish(t.Context(), ms...)
 	partial, ok := errors.AsType[*bus.PartialError](err)
@@ -257,6 +308,20 @@ func testPartial(t *testing.T, r Rig) {
 	got := in.await(t, r.Slack, ids...)
 	if len(got) != len(ids) {
 		t.Errorf("%d messages delivered, want %d", len(got), len(ids))
+	}
+}
+
+// testBrokenUTF8: it arrives as a JSON reader would have read it.
+func testBrokenUTF8(t *testing.T, r Rig) {
+	p, in := prefix(), newInbox()
+	r.Subscribe(t, bus.Pattern{Type: p + "*"}, in.put)
+	m := message(p+"one", "1")
+	m.Detail = json.RawMessage(`{"id":` + strconv.Quote(m.ID) + `,"text":"` + "a\xffb" + `"}`)
+	publish(t, r, m)
+	got := in.await(t, r.Slack, m.ID)[m.ID]
+	var have struct{ Text string }
+	if err := json.Unmarshal(got.Detail, &have); err != nil || have.Text != "a\uFFFDb" || !utf8.Valid(got.Detail) {
+		t.Errorf("delivered %q (%v)", got.Detail, err)
 	}
 }
 

@@ -111,7 +111,7 @@ func (b *Bus) Publish(ctx context.Context, ms ...bus.Message) error {
 	var deadline <-chan time.Time // one Block for the whole call
 	full := false
 	for i, m := range ms {
-		err := m.Check()
+		m, err := m.Fit()
 		if err == nil && full {
 			err = fmt.Errorf("%w: %w", bus.ErrUnavailable, ErrFull)
 		}

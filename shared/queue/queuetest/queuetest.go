@@ -465,6 +465,8 @@ func testLimits(r *rig) {
 		"send too many":            send(tooMany...),
 		"send empty body":          send(queue.Outgoing{}),
 		"send large body":          send(queue.Outgoing{Body: append(big, 'x')}),
+		"send a zero byte":         send(queue.Outgoing{Body: []byte("a\x00")}),
+		"send no text":             send(queue.Outgoing{Body: []byte("\xff\xfe")}),
 		"send long delay":          send(queue.Outgoing{Body: body(1), Delay: queue.MaxDelay + time.Second}),
 		"send negative delay":      send(queue.Outgoing{Body: body(1), Delay: -time.Second}),
 		"send one bad of two":      send(queue.Outgoing{Body: body(1)}, queue.Outgoing{}),

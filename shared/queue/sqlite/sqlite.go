@@ -83,7 +83,7 @@ func (d *DB) Close() error {
 
 // Send implements queue.Sender. All messages are accepted or none.
 func (d *DB) Send(ctx context.Context, name string, ms ...queue.Outgoing) error {
-	if err := validateSend(ms); err != nil {
+	if err := queue.CheckSend(ms); err != nil {
 		return err
 	}
 	return d.do(ctx, &call{queue: name, run: func(tx *sql.Tx, q *state) error { return send(tx, q, ms) }})
@@ -92,7 +92,7 @@ func (d *DB) Send(ctx context.Context, name string, ms ...queue.Outgoing) error 
 // Receive implements queue.Receiver. It answers an empty list when nothing came
 // within wait.
 func (d *DB) Receive(ctx context.Context, name string, max int, wait, visibility time.Duration) ([]queue.Message, error) {
-	if err := validateReceive(max, wait, visibility); err != nil {
+	if err := queue.CheckReceive(max, wait, visibility); err != nil {
 		return nil, err
 	}
 	r := &receive{max: max, visibility: visibility, once: true}
@@ -138,16 +138,16 @@ func (d *DB) answer(ctx context.Context, c *call) ([]queue.Message, error) {
 
 // Delete implements queue.Receiver; stale receipts are ignored.
 func (d *DB) Delete(ctx context.Context, name string, receipts ...string) error {
-	if n := len(receipts); n < 1 || n > queue.MaxBatch {
-		return fmt.Errorf("%w: delete of %d messages, a call takes 1 to %d", queue.ErrInvalid, n, queue.MaxBatch)
+	if err := queue.CheckDelete(receipts); err != nil {
+		return err
 	}
 	return d.do(ctx, &call{queue: name, run: func(tx *sql.Tx, q *state) error { return remove(tx, q, receipts) }})
 }
 
 // Extend implements queue.Receiver. A stale receipt is queue.ErrStaleReceipt.
 func (d *DB) Extend(ctx context.Context, name, receipt string, dur time.Duration) error {
-	if dur < 0 || dur > queue.MaxVisibility {
-		return fmt.Errorf("%w: extend by %s, the limit is %s", queue.ErrInvalid, dur, queue.MaxVisibility)
+	if err := queue.CheckExtend(dur); err != nil {
+		return err
 	}
 	stale := false
 	err := d.do(ctx, &call{queue: name, run: func(tx *sql.Tx, q *state) error {
@@ -163,8 +163,8 @@ func (d *DB) Extend(ctx context.Context, name, receipt string, dur time.Duration
 
 // Ensure implements queue.Admin.
 func (d *DB) Ensure(ctx context.Context, name string) error {
-	if name == "" || len(name) > queue.MaxNameBytes {
-		return fmt.Errorf("%w: queue name %q: takes 1 to %d bytes", queue.ErrInvalid, name, queue.MaxNameBytes)
+	if err := queue.CheckName(name); err != nil {
+		return err
 	}
 	return d.do(ctx, &call{queue: name, admin: true, run: func(tx *sql.Tx, q *state) error { return ensure(tx, name) },
 		after: func(w *writer) { w.add(name) }})
@@ -271,31 +271,3 @@ func (d *DB) wait(ctx context.Context, c *call) error {
 }
 
 var errClosed = fmt.Errorf("%w: closed", queue.ErrUnavailable)
-
-func validateSend(ms []queue.Outgoing) error {
-	if n := len(ms); n < 1 || n > queue.MaxBatch {
-		return fmt.Errorf("%w: send of %d messages, a call takes 1 to %d", queue.ErrInvalid, n, queue.MaxBatch)
-	}
-	for _, m := range ms {
-		if n := len(m.Body); n < 1 || n > queue.MaxBodyBytes {
-			return fmt.Errorf("%w: body of %d bytes, a message takes 1 to %d", queue.ErrInvalid, n, queue.MaxBodyBytes)
-		}
-		if m.Delay < 0 || m.Delay > queue.MaxDelay {
-			return fmt.Errorf("%w: delay of %s, the limit is %s", queue.ErrInvalid, m.Delay, queue.MaxDelay)
-		}
-	}
-	return nil
-}
-
-func validateReceive(max int, wait, visibility time.Duration) error {
-	if max < 1 || max > queue.MaxBatch {
-		return fmt.Errorf("%w: receive of %d messages, a call takes 1 to %d", queue.ErrInvalid, max, queue.MaxBatch)
-	}
-	if wait < 0 || wait > queue.MaxWait {
-		return fmt.Errorf("%w: wait of %s, the limit is %s", queue.ErrInvalid, wait, queue.MaxWait)
-	}
-	if visibility <= 0 || visibility > queue.MaxVisibility {
-		return fmt.Errorf("%w: visibility of %s, the limit is %s", queue.ErrInvalid, visibility, queue.MaxVisibility)
-	}
-	return nil
-}
