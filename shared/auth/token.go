@@ -159,3 +159,13 @@ func (t Token) has(secret string) bool {
 	h := sha256.Sum256([]byte(secret))
 	return subtle.ConstantTimeCompare(h[:], t.hash[:]) == 1
 }
+
+// Bearer takes the credential from an Authorization header's value (RFC 6750,
+// section 2.1): empty when the scheme is another one.
+func Bearer(header string) string {
+	scheme, credential, ok := strings.Cut(header, " ")
+	if !ok || !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.TrimSpace(credential)
+}

@@ -149,11 +149,7 @@ func bearerOf(r *http.Request) string {
 	if len(vs) != 1 {
 		return ""
 	}
-	scheme, credential, ok := strings.Cut(vs[0], " ")
-	if !ok || !strings.EqualFold(scheme, "Bearer") {
-		return ""
-	}
-	return strings.TrimSpace(credential)
+	return auth.Bearer(vs[0])
 }
 
 func hostOf(addr string) string {
