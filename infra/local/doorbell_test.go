@@ -198,7 +198,7 @@ func TestStrangeDoorbells(t *testing.T) {
 	}
 	// Put aside: nobody can read them, or they are for somebody else.
 	aside := []string{
-		"", "{", "null", "[]", "not JSON", "\x00\xff", strings.Repeat("a", 60<<10),
+		"", "{", "null", "[]", "not JSON", "\u202e\ufffd", strings.Repeat("a", 60<<10),
 		`{"version":1,"kind":"operation"}`,
 		bell(protocol.Doorbell{Version: 2, Kind: protocol.KindOperation, Operation: done[0], Cluster: s.cluster}),
 		bell(protocol.Doorbell{Version: 1, Kind: "explode", Operation: done[0], Cluster: s.cluster}),

@@ -2,14 +2,12 @@ package local
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/queue"
-	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/relay"
 	"github.com/opsplane/opsplane/shared/retention"
 )
@@ -22,7 +20,6 @@ const (
 	savePosition   = 250 * time.Millisecond // replayed at most after a crash
 	feedBatch      = 500
 	planWorkers    = 4
-	relayTries     = 3
 	// publishLinger lets several transitions of an operation share one append.
 	publishLinger  = 25 * time.Millisecond
 	planVisibility = 60 * time.Second
@@ -62,7 +59,7 @@ func (e *Engine) follow(ctx context.Context, reader string, linger time.Duration
 		changes, next, err := e.ledger.Changes(ctx, at, feedBatch, time.Second)
 		if errors.Is(err, ledger.ErrPositionExpired) {
 			log.Warn("the feed's position has expired: going through all operations")
-			if err = e.Relay.Mend(ctx); err == nil {
+			if err = e.Relay.Mend(ctx, time.Time{}); err == nil {
 				at = ""
 				continue
 			}
@@ -89,60 +86,26 @@ func (e *Engine) follow(ctx context.Context, reader string, linger time.Duration
 	}
 }
 
-// dispatch moves operations on and rings queues. Those that fail are tried
-// again, and left to the sweep in the end: they must not hold up the others.
+// dispatch moves operations on and rings queues. Of a batch that fails all of it
+// is read again: the feed goes on from one position.
 func (e *Engine) dispatch(ctx context.Context, changes []ledger.Change) error {
-	ids := relay.Operations(changes)
-	for try := range relayTries {
-		failed, err := e.Relay.Dispatch(ctx, ids)
-		if err == nil || errors.Is(err, ledger.ErrUnavailable) || ctx.Err() != nil {
-			return err
-		}
-		ids = failed
-		e.opts.Logger.Warn("operations not dispatched", "count", len(failed), "first", failed[0], "err", err)
-		sleep(ctx, time.Duration(try+1)*100*time.Millisecond)
-	}
-	return nil
+	_, err := e.Relay.DispatchFeed(ctx, changes)
+	return err
 }
 
-// publish puts journals into streams, and streams on the bus. An operation that
-// cannot be published is told and passed over, so that the others go on.
+// publish puts journals into streams, and streams on the bus.
 func (e *Engine) publish(ctx context.Context, changes []ledger.Change) error {
-	ids := relay.Operations(changes)
-	if err := e.Relay.Publish(ctx, ids); err != nil {
-		if errors.Is(err, ledger.ErrUnavailable) || ctx.Err() != nil {
-			return err
-		}
-		for _, id := range ids {
-			err := e.Relay.Publish(ctx, []string{id})
-			if errors.Is(err, ledger.ErrUnavailable) || ctx.Err() != nil {
-				return err
-			}
-			if err != nil {
-				e.opts.Logger.Error("an operation's events cannot be published", "operation", id, "err", err)
-			}
-		}
+	if _, err := e.Relay.PublishFeed(ctx, changes); err != nil {
+		return err
 	}
-	seen := map[string]bool{}
-	for _, c := range changes {
-		if stream := record.StreamOf(c.Key); stream != "" && !seen[stream] {
-			seen[stream] = true
-			if err := e.Relay.PublishBus(ctx, stream); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return e.Relay.BusFeed(ctx, changes)
 }
 
 // sweepLoop runs the sweep all the time and watches that it keeps up.
 func (e *Engine) sweepLoop(ctx context.Context) {
 	lastDead := time.Time{}
 	for sleep(ctx, sweepEvery+time.Duration(rand.IntN(20))*time.Millisecond) {
-		res, err := e.Sweep.Pass(ctx)
-		for err == nil && res.More && ctx.Err() == nil {
-			res, err = e.Sweep.Pass(ctx)
-		}
+		res, err := e.Sweep.Run(ctx)
 		if err == nil { // it saw everything: an item that fails does not silence it
 			e.swept.Store(time.Now().UnixMilli())
 		}
@@ -186,19 +149,11 @@ func (e *Engine) planLoop(ctx context.Context) {
 	}
 }
 
-// plan deals with one message: unreadable ones are put aside, handled ones
-// deleted, others left to come again.
+// plan deals with one message; one that fails is left to come again.
 func (e *Engine) plan(ctx context.Context, m queue.Message) {
-	var pm relay.PlaneMessage
-	if err := json.Unmarshal(m.Body, &pm); err != nil || pm.Version != 1 {
-		if err := e.queue.Bury(ctx, relay.PlaneQueue, m, "unreadable"); err != nil {
-			e.opts.Logger.Warn("cannot put a message aside", "err", err)
-		}
-		return
-	}
-	if err := e.Plans.Advance(ctx, pm.Operation); err != nil {
+	if err := e.Plans.Take(ctx, e.queue, m); err != nil {
 		if ctx.Err() == nil {
-			e.opts.Logger.Warn("plan not advanced", "operation", pm.Operation, "err", err)
+			e.opts.Logger.Warn("plan not advanced", "err", err)
 		}
 		return
 	}

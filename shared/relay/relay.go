@@ -25,9 +25,6 @@ import (
 	"github.com/opsplane/opsplane/shared/record"
 )
 
-// PlaneQueue is the queue of what never reaches a cluster.
-const PlaneQueue = "plane"
-
 // attentionFor is how long after a cancel request its holder is still rung.
 const attentionFor = 30 * time.Second
 
@@ -185,29 +182,11 @@ func (r *Relay) send(ctx context.Context, kind, op, cluster string, generation i
 	}
 	err = r.Queue.Send(ctx, fleet.QueueName(cluster), queue.Outgoing{Body: body})
 	if errors.Is(err, queue.ErrNoQueue) {
-		r.Logger.Warn("a cluster has no queue", "cluster", cluster, "operation", op)
+		r.Logger.WarnContext(ctx, "a cluster has no queue", "cluster", cluster, "operation", op)
 		return nil // the deadline ends it
 	}
 	if err != nil {
 		return fmt.Errorf("ring for %s: %w", op, err)
-	}
-	return nil
-}
-
-// PlaneMessage is what the plane's queue carries.
-type PlaneMessage struct {
-	Version   int    `json:"version"`
-	Operation string `json:"operation"`
-}
-
-// RingPlane rings for an operation that the plane runs.
-func (r *Relay) RingPlane(ctx context.Context, id string) error {
-	body, err := json.Marshal(PlaneMessage{Version: protocol.Version, Operation: id})
-	if err != nil {
-		return fmt.Errorf("encode plane message: %w", err)
-	}
-	if err := r.Queue.Send(ctx, PlaneQueue, queue.Outgoing{Body: body}); err != nil {
-		return fmt.Errorf("ring the plane for %s: %w", id, err)
 	}
 	return nil
 }

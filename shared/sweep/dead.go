@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/fleet"
@@ -16,18 +18,38 @@ import (
 	"github.com/opsplane/opsplane/shared/record"
 )
 
+// StreamDeadQueue is where the engine puts what it could not make a reader of its
+// change feed take: a letter there says that records were given up, and not
+// which.
+const StreamDeadQueue = "stream-dead"
+
+// mendSince is how long before a letter of StreamDeadQueue the operations may
+// have been created that its records were about: the longest deadline is 30
+// days.
+const mendSince = 31 * 24 * time.Hour
+
 // DeadLetters takes dead letters off the queue's engine, keeps each in the
 // ledger with an event, and fails the operation whose doorbell nobody could
-// deal with. A letter that is handed over twice is kept once.
+// deal with. A letter that is handed over twice is kept once. One that says that
+// records of the change feed were given up makes relay look at every operation
+// that they can have been about.
 func (s *Sweep) DeadLetters(ctx context.Context) (int, error) {
 	letters, err := s.Queue.TakeDead(ctx, 50)
 	if err != nil {
 		return 0, fmt.Errorf("take dead letters: %w", err)
 	}
+	var unmended error
+	if slices.ContainsFunc(letters, func(l queue.DeadLetter) bool { return l.Queue == StreamDeadQueue }) {
+		s.Logger.ErrorContext(ctx, "records of the change feed were given up: going through the operations")
+		unmended = s.Relay.Mend(ctx, s.Store.Now().Add(-mendSince))
+	}
 	kept := 0
 	var errs error
 	for _, l := range letters { // one that fails leaves the others alone
 		err := s.dead(ctx, l)
+		if err == nil && l.Queue == StreamDeadQueue {
+			err = unmended
+		}
 		if err == nil {
 			err = s.Queue.DropDead(ctx, l.ID)
 		}
@@ -41,14 +63,10 @@ func (s *Sweep) DeadLetters(ctx context.Context) (int, error) {
 }
 
 func (s *Sweep) dead(ctx context.Context, l queue.DeadLetter) error {
-	d := record.DeadLetter{ID: id.Derive(id.DeadLetter, l.Queue, l.ID), Queue: l.Queue, Reason: l.Reason, At: l.At.UTC()}
+	d := letter(l)
 	var bell protocol.Doorbell
 	if json.Unmarshal(l.Body, &bell) == nil && id.Valid(id.Operation, bell.Operation) && bell.Kind == protocol.KindOperation {
 		d.Operation = bell.Operation
-	}
-	d.Body = string(l.Body)
-	if len(d.Body) > 8<<10 || !operation.CleanText(d.Body) {
-		d.Body = fmt.Sprintf("%.1024q", d.Body)
 	}
 	if d.Operation != "" {
 		op, err := s.Store.Load(ctx, d.Operation)
@@ -64,16 +82,36 @@ func (s *Sweep) dead(ctx context.Context, l queue.DeadLetter) error {
 			}
 		}
 	}
-	e, err := event.New(event.TypeDeadLetter, d.Cluster, event.Subject{Kind: "queue", ID: l.Queue, Name: l.Queue}, d.At, operation.Sweep,
+	return keep(ctx, s.Store, d)
+}
+
+// Keep keeps what a reader of the named source could not read as a dead letter,
+// with an event, where people look for such. One that is kept already, by its
+// source and id, is no error.
+func Keep(ctx context.Context, st *record.Store, l queue.DeadLetter) error {
+	return keep(ctx, st, letter(l))
+}
+
+// letter is how a dead letter is recorded, but for what it was about.
+func letter(l queue.DeadLetter) record.DeadLetter {
+	d := record.DeadLetter{ID: id.Derive(id.DeadLetter, l.Queue, l.ID), Queue: l.Queue, Reason: l.Reason, At: l.At.UTC(), Body: string(l.Body)}
+	if len(d.Body) > 8<<10 || !operation.CleanText(d.Body) {
+		d.Body = fmt.Sprintf("%.1024q", d.Body)
+	}
+	return d
+}
+
+func keep(ctx context.Context, st *record.Store, d record.DeadLetter) error {
+	e, err := event.New(event.TypeDeadLetter, d.Cluster, event.Subject{Kind: "queue", ID: d.Queue, Name: d.Queue}, d.At, operation.Sweep,
 		map[string]any{"dead_letter": d.ID, "reason": d.Reason, "operation": d.Operation}, d.ID)
 	if err != nil {
 		return err
 	}
-	_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(d.Cluster), []event.Event{e}, func() ([]ledger.Write, error) {
+	_, err = event.Append(ctx, st.Ledger, event.StreamOf(d.Cluster), []event.Event{e}, func() ([]ledger.Write, error) {
 		return []ledger.Write{{Item: record.DeadLetterItem(d)}}, nil
 	})
 	if errors.Is(err, ledger.ErrConflict) {
-		if _, _, e := s.Store.DeadLetter(ctx, d.ID); e == nil {
+		if _, _, e := st.DeadLetter(ctx, d.ID); e == nil {
 			return nil // kept before
 		}
 	}

@@ -36,6 +36,7 @@ type Sweep struct {
 	Relay  *relay.Relay
 	Queue  queue.Admin
 	Logger *slog.Logger
+	Waker  *Waker // nil: the sweep runs all the time
 
 	failing atomic.Int64
 }
@@ -45,6 +46,8 @@ type Result struct {
 	Due    int  // items it looked at
 	Failed int  // items that it could not deal with
 	More   bool // there was more than one pass takes
+	// Late is how long the oldest of them had been due.
+	Late time.Duration
 	// Err is why items failed; they are due again in the next pass.
 	Err error
 }
@@ -54,7 +57,8 @@ type Result struct {
 // what is due could not be read at all.
 func (s *Sweep) Pass(ctx context.Context) (Result, error) {
 	limit := min(batch+int(s.failing.Load()), ledger.MaxPage)
-	items, err := s.Store.Ledger.Due(ctx, s.Store.Now(), limit)
+	now := s.Store.Now()
+	items, err := s.Store.Ledger.Due(ctx, now, limit)
 	if err != nil {
 		return Result{}, fmt.Errorf("read what is due: %w", err)
 	}
@@ -63,6 +67,9 @@ func (s *Sweep) Pass(ctx context.Context) (Result, error) {
 		wg  sync.WaitGroup
 		res = Result{Due: len(items), More: len(items) == limit}
 	)
+	if len(items) > 0 {
+		res.Late = max(0, now.Sub(items[0].Due))
+	}
 	slots := make(chan struct{}, parallel)
 	for _, it := range items {
 		slots <- struct{}{}

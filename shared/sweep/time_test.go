@@ -326,7 +326,7 @@ func TestDeadLetter(t *testing.T) {
 	a.evicting(held)
 	p.bells(p.cl)
 	late, _ := json.Marshal(protocol.Doorbell{Version: 1, Kind: protocol.KindOperation, Operation: held, Cluster: p.cl})
-	for _, body := range []string{"{", "\x00\xff", string(stale), string(late), `{"kind":"operation","operation":"op_x"}`, strings.Repeat("x", 60_000)} {
+	for _, body := range []string{"{", "\u202e\ufffd", string(stale), string(late), `{"kind":"operation","operation":"op_x"}`, strings.Repeat("x", 60_000)} {
 		p.no(p.queue.Send(ctx, name, queue.Outgoing{Body: []byte(body)}))
 	}
 	p.dead("")

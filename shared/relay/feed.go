@@ -1,0 +1,117 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// dispatchTries bounds how often what could not be dispatched is tried again
+// before it is left to the sweep.
+const dispatchTries = 3
+
+// DispatchFeed moves on what the records tell of: see Dispatch. Operations that
+// fail are tried again, and left to the sweep in the end: they must not hold up
+// the others.
+//
+// With an error (the ledger is unavailable, or ctx has ended) it returns the
+// records that must come again; the others are dealt with.
+func (r *Relay) DispatchFeed(ctx context.Context, changes []ledger.Change) (again []ledger.Change, err error) {
+	failed, err := r.dispatchAll(ctx, Operations(changes))
+	if err != nil {
+		return about(changes, failed), err
+	}
+	return nil, nil
+}
+
+func (r *Relay) dispatchAll(ctx context.Context, ids []string) (failed []string, err error) {
+	for try := range dispatchTries {
+		if failed, err = r.Dispatch(ctx, ids); err == nil || stops(ctx, err) {
+			return failed, err
+		}
+		ids = failed
+		r.Logger.WarnContext(ctx, "operations not dispatched", "count", len(failed), "operation", failed[0], "err", err)
+		pause(ctx, time.Duration(try+1)*100*time.Millisecond)
+	}
+	return nil, nil
+}
+
+// PublishFeed puts the journals that the records tell of into their streams: see
+// Publish. An operation that cannot be published is told and passed over, so
+// that the others go on; its next record, or the sweep, tries again.
+//
+// With an error (the ledger is unavailable, or ctx has ended) it returns the
+// records that must come again; the others are dealt with.
+func (r *Relay) PublishFeed(ctx context.Context, changes []ledger.Change) (again []ledger.Change, err error) {
+	failed, err := r.publishAll(ctx, Operations(changes))
+	if err != nil {
+		return about(changes, failed), err
+	}
+	return nil, nil
+}
+
+func (r *Relay) publishAll(ctx context.Context, ids []string) (failed []string, err error) {
+	if err := r.Publish(ctx, ids); err == nil {
+		return nil, nil
+	} else if stops(ctx, err) {
+		return ids, err
+	}
+	for i, id := range ids {
+		err := r.Publish(ctx, []string{id})
+		if stops(ctx, err) {
+			return ids[i:], err
+		}
+		if err != nil {
+			r.Logger.ErrorContext(ctx, "an operation's events cannot be published", "operation", id, "err", err)
+		}
+	}
+	return nil, nil
+}
+
+// BusFeed puts the streams whose heads the records tell of on the bus: see
+// PublishBus. A stream that fails leaves the others alone.
+func (r *Relay) BusFeed(ctx context.Context, changes []ledger.Change) error {
+	var errs error
+	seen := map[string]bool{}
+	for _, c := range changes {
+		if stream := record.StreamOf(c.Key); stream != "" && !seen[stream] {
+			seen[stream] = true
+			errs = errors.Join(errs, r.PublishBus(ctx, stream))
+		}
+	}
+	return errs
+}
+
+// stops tells whether an error is no operation's own: nothing more can be done
+// now, for any of them.
+func stops(ctx context.Context, err error) bool {
+	return err != nil && (errors.Is(err, ledger.ErrUnavailable) || ctx.Err() != nil)
+}
+
+// about returns the records that are about the operations.
+func about(changes []ledger.Change, ids []string) []ledger.Change {
+	wanted := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		wanted[id] = true
+	}
+	var out []ledger.Change
+	for _, c := range changes {
+		if wanted[record.OperationOf(c.Key)] {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
