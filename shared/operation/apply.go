@@ -139,6 +139,11 @@ func (tx *transaction) setWaiting(w *Waiting) {
 		tx.s.Waiting = &same
 		return
 	}
+	if w != nil {
+		own := *w
+		own.Since = recorded(w.Since)
+		w = &own
+	}
 	tx.s.Waiting = w
 	e := Entry{Kind: EntryWaiting, By: Plane, Before: jsonOf(old), After: jsonOf(w)}
 	if w != nil {
@@ -264,6 +269,10 @@ func Cancelable(spec *Spec, s *State) bool {
 func NeedsProbe(spec *Spec, s *State) bool {
 	return s.Generation > 1 || s.Run > 1 || s.Phase == Reconciling || len(spec.Unsettled) > 0
 }
+
+// recorded is an instant as it reads back from the record: without the reading of
+// the process's own monotonic clock.
+func recorded(t time.Time) time.Time { return t.UTC().Round(0) }
 
 func jsonOf(v any) json.RawMessage {
 	b, err := json.Marshal(v)

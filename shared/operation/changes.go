@@ -79,7 +79,7 @@ func (c Claim) apply(tx *transaction) error {
 	}
 	actor := Actor{ID: c.Agent, Kind: "agent"}
 	tx.s.Generation++
-	tx.s.Lease = &Lease{Agent: c.Agent, Boot: c.Boot, Generation: tx.s.Generation, From: tx.at, Until: c.Until}
+	tx.s.Lease = &Lease{Agent: c.Agent, Boot: c.Boot, Generation: tx.s.Generation, From: tx.at, Until: recorded(c.Until)}
 	tx.s.Assignments = append(tx.s.Assignments, Assignment{Agent: c.Agent, Generation: tx.s.Generation, From: tx.at})
 	if n := len(tx.s.Assignments) - maxAssignments; n > 0 {
 		tx.s.Assignments = tx.s.Assignments[n:]
@@ -122,7 +122,7 @@ func (c Renew) apply(tx *transaction) error {
 	if err := tx.holds(c.Agent, c.Generation); err != nil {
 		return err
 	}
-	tx.s.Lease.Until = c.Until
+	tx.s.Lease.Until = recorded(c.Until)
 	tx.setProgress(c.Progress)
 	return nil
 }

@@ -14,13 +14,13 @@ import (
 )
 
 // Store reads and writes the domain's values. Beside what it is given it holds
-// only copies of specs, which never change.
+// only copies of what cannot have changed: specs, and states of a known version.
 type Store struct {
 	Ledger ledger.Ledger
 	Now    func() time.Time
 	Timing operation.Timing
 
-	specs specCache
+	memory memory
 }
 
 // maxTries bounds how often a change is tried again after losing a race.
@@ -70,7 +70,7 @@ func (st *Store) LoadMany(ctx context.Context, ids []string) (map[string]operati
 		specs := make(map[string]operation.Spec, len(part))
 		for _, id := range part {
 			keys = append(keys, StateKey(id))
-			if s, ok := st.specs.get(id); ok {
+			if s, ok := st.specs().get(id); ok {
 				specs[id] = s
 			} else {
 				keys = append(keys, specKey(id))
@@ -85,13 +85,13 @@ func (st *Store) LoadMany(ctx context.Context, ids []string) (map[string]operati
 			if !ok {
 				continue
 			}
-			s, err := Decode[operation.State](state)
+			s, err := st.decodeState(id, state)
 			if err != nil {
 				return nil, err
 			}
 			spec, ok := specs[id]
 			if !ok {
-				if spec, err = st.specs.decode(id, items[specKey(id)]); err != nil {
+				if spec, err = st.decodeSpec(id, items[specKey(id)]); err != nil {
 					return nil, err
 				}
 			}
@@ -226,6 +226,7 @@ func (st *Store) apply(ctx context.Context, op *operation.Operation, decide Deci
 	}
 	op.State = next
 	op.Version++
+	st.Committed(&next, op.Version, entries)
 	return nil
 }
 

@@ -39,6 +39,15 @@ type Glance struct {
 	PlaneLocal bool                     `json:"plane_local"`
 }
 
+func glanceOf(s *operation.State) Glance {
+	g := Glance{ID: s.ID, Cluster: s.Cluster, Parent: s.Parent, Phase: s.Phase, Generation: s.Generation, Cancel: s.Cancel,
+		RungAt: s.RungAt, Rings: s.Rings, Journal: s.Journal, PlaneLocal: s.PlaneLocal}
+	if s.Lease != nil {
+		g.Lease = &struct{}{}
+	}
+	return g
+}
+
 // Glances reads that part of those operations that exist, and how far relay is
 // with each.
 func (st *Store) Glances(ctx context.Context, ids []string) (map[string]Glance, map[string]Published, error) {
@@ -59,7 +68,9 @@ func (st *Store) Glances(ctx context.Context, ids []string) (map[string]Glance, 
 			if !ok {
 				continue
 			}
-			if glances[id], err = Decode[Glance](it); err != nil {
+			if r, ok := st.recents().get(id); ok && r.version == it.Version {
+				glances[id] = glanceOf(&r.state)
+			} else if glances[id], err = Decode[Glance](it); err != nil {
 				return nil, nil, err
 			}
 			if it, ok = items[pubKey(id)]; !ok {

@@ -68,7 +68,7 @@ func (r *Relay) collect(ctx context.Context, ids []string) (map[string][]pending
 			continue
 		}
 		pub := pubs[id]
-		entries, err := r.Store.Journal(ctx, id, pub.Seq+1, 0)
+		entries, err := r.Store.JournalBetween(ctx, id, pub.Seq+1, glances[id].Journal.Seq)
 		if err != nil {
 			return nil, err
 		}
