@@ -47,6 +47,7 @@ type Config struct {
 	Bus         string
 	LogLevel    slog.Level
 	OIDC        *auth.OIDCConfig // nil: tokens only
+	Logger      *slog.Logger     // nil: NewLogger's, on the standard output
 }
 
 // queuePrefixShape leaves 42 of the 80 characters of a queue's name to the prefix

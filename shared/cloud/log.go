@@ -42,7 +42,9 @@ func (h invocation) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // WithAttrs implements slog.Handler.
-func (h invocation) WithAttrs(as []slog.Attr) slog.Handler { return invocation{h.Handler.WithAttrs(as)} }
+func (h invocation) WithAttrs(as []slog.Attr) slog.Handler {
+	return invocation{h.Handler.WithAttrs(as)}
+}
 
 // WithGroup implements slog.Handler.
 func (h invocation) WithGroup(name string) slog.Handler { return invocation{h.Handler.WithGroup(name)} }

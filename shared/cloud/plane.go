@@ -1,0 +1,152 @@
+package cloud
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	awseventbridge "github.com/aws/aws-sdk-go-v2/service/eventbridge"
+	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
+
+	"github.com/opsplane/opsplane/shared/admission"
+	"github.com/opsplane/opsplane/shared/agentapi"
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/awsclient"
+	"github.com/opsplane/opsplane/shared/bus/eventbridge"
+	"github.com/opsplane/opsplane/shared/control"
+	"github.com/opsplane/opsplane/shared/fleet"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/ledger/dynamo"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/planrun"
+	"github.com/opsplane/opsplane/shared/queue/sqs"
+	"github.com/opsplane/opsplane/shared/record"
+	"github.com/opsplane/opsplane/shared/registry"
+	"github.com/opsplane/opsplane/shared/relay"
+	"github.com/opsplane/opsplane/shared/sweep"
+)
+
+// Plane is an open deployment: its engines, whose SDK clients are made once, and
+// the services over them. Each method makes its service anew; a main asks once,
+// before it takes events.
+type Plane struct {
+	Config  Config
+	Log     *slog.Logger
+	Metrics *Metrics
+	// Ledger is the engine, with the sweep's queue rung for what falls due soon.
+	Ledger ledger.Ledger
+	Store  *record.Store
+	Queue  *sqs.Engine
+
+	aws aws.Config
+}
+
+// Open makes the engines. It calls no service of AWS: the first invocation does.
+func Open(ctx context.Context, c Config) (*Plane, error) {
+	p := &Plane{Config: c, Log: c.Logger, Metrics: NewMetrics(os.Stdout, c)}
+	p.Log = cmp.Or(p.Log, NewLogger(os.Stdout, c))
+	var err error
+	if p.aws, err = awsclient.Load(ctx); err != nil {
+		return nil, err
+	}
+	db, err := dynamo.New(dynamo.Options{Client: dynamodb.NewFromConfig(p.aws), Table: c.Table, Sharded: record.BusyPartitions(), Logger: p.Log})
+	if err != nil {
+		return nil, err
+	}
+	p.Queue = sqs.New(sqs.Options{Client: awssqs.NewFromConfig(p.aws), Prefix: c.QueuePrefix, Logger: p.Log})
+	p.Ledger = db
+	p.Store = &record.Store{Ledger: p.Ledger, Now: time.Now, Timing: operation.AWS}
+	return p, nil
+}
+
+// Tokens keeps the API tokens.
+func (p *Plane) Tokens() *auth.Store { return auth.NewStore(p.Ledger, time.Now) }
+
+// Authenticator accepts API tokens, and those of the configured issuer, which is
+// first asked when a token of its own comes.
+func (p *Plane) Authenticator() (*auth.Authenticator, error) {
+	a := &auth.Authenticator{Tokens: p.Tokens()}
+	if p.Config.OIDC != nil {
+		v, err := auth.NewVerifier(*p.Config.OIDC)
+		if err != nil {
+			return nil, err
+		}
+		a.OIDC = v
+	}
+	return a, nil
+}
+
+// Bus publishes to the deployment's event bus.
+func (p *Plane) Bus() *eventbridge.Bus {
+	return eventbridge.New(eventbridge.Options{Client: awseventbridge.NewFromConfig(p.aws), Bus: p.Config.Bus, Logger: p.Log})
+}
+
+// Admission admits operations; a dry run asks the cluster's agents.
+func (p *Plane) Admission() *admission.Service {
+	asks := &agentapi.Service{Store: p.Store, Queue: p.Queue, Logger: p.Log}
+	return &admission.Service{Store: p.Store, Preview: asks.Preview}
+}
+
+// Control changes what was admitted.
+func (p *Plane) Control() *control.Service { return &control.Service{Store: p.Store} }
+
+// Registry keeps clusters and tokens.
+func (p *Plane) Registry() *registry.Service {
+	return &registry.Service{Store: p.Store, Tokens: p.Tokens(), Queues: p.Queue}
+}
+
+// Agents answers agents, and tells them where their cluster's queue is.
+func (p *Plane) Agents() *agentapi.Service {
+	ringer := &relay.Relay{Store: p.Store, Queue: p.Queue, Logger: p.Log} // it rings; it publishes nothing
+	return &agentapi.Service{Store: p.Store, Queue: p.Queue, Logger: p.Log, Reoffer: ringer.Reoffer, QueueURL: p.queueURL}
+}
+
+// Relay dispatches and publishes, to the bus too.
+func (p *Plane) Relay() *relay.Relay {
+	return &relay.Relay{Store: p.Store, Queue: p.Queue, Bus: p.Bus(), Logger: p.Log}
+}
+
+// Sweep looks after time, and rings and publishes by the relay given.
+func (p *Plane) Sweep(r *relay.Relay) *sweep.Sweep {
+	return &sweep.Sweep{Store: p.Store, Relay: r, Queue: p.Queue, Logger: p.Log}
+}
+
+// Plans runs plans. Their children ask no agents: a plan is no dry run.
+func (p *Plane) Plans() *planrun.Runner {
+	return &planrun.Runner{Store: p.Store, Admission: &admission.Service{Store: p.Store}}
+}
+
+// lookUp bounds one question to SQS for a queue's address.
+const lookUp = 5 * time.Second
+
+// queueURL is where a cluster's agents poll; empty when SQS cannot say now: the
+// next heartbeat asks again.
+func (p *Plane) queueURL(cluster string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), lookUp)
+	defer cancel()
+	url, err := p.Queue.QueueURL(ctx, fleet.QueueName(cluster))
+	if err != nil {
+		p.Log.Warn("the queue's address is not known", "cluster", cluster, "error", err)
+	}
+	return url
+}
+
+// Ready tells why the deployment cannot serve: its table does not answer.
+func (p *Plane) Ready(ctx context.Context) error {
+	_, err := p.Store.HistoryBegins(ctx)
+	return err
+}
+
+// HistoryBegins is the time before which ended operations were removed; zero
+// when nothing was, or when it cannot be read now.
+func (p *Plane) HistoryBegins(ctx context.Context) time.Time {
+	t, err := p.Store.HistoryBegins(ctx)
+	if err != nil {
+		p.Log.WarnContext(ctx, "cannot read where history begins", "error", err)
+	}
+	return t
+}
