@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/fleet"
@@ -18,38 +16,18 @@ import (
 	"github.com/opsplane/opsplane/shared/record"
 )
 
-// StreamDeadQueue is where the engine puts what it could not make a reader of its
-// change feed take: a letter there says that records were given up, and not
-// which.
-const StreamDeadQueue = "stream-dead"
-
-// mendSince is how long before a letter of StreamDeadQueue the operations may
-// have been created that its records were about: the longest deadline is 30
-// days.
-const mendSince = 31 * 24 * time.Hour
-
 // DeadLetters takes dead letters off the queue's engine, keeps each in the
 // ledger with an event, and fails the operation whose doorbell nobody could
-// deal with. A letter that is handed over twice is kept once. One that says that
-// records of the change feed were given up makes relay look at every operation
-// that they can have been about.
+// deal with. A letter that is handed over twice is kept once.
 func (s *Sweep) DeadLetters(ctx context.Context) (int, error) {
 	letters, err := s.Queue.TakeDead(ctx, 50)
 	if err != nil {
 		return 0, fmt.Errorf("take dead letters: %w", err)
 	}
-	var unmended error
-	if slices.ContainsFunc(letters, func(l queue.DeadLetter) bool { return l.Queue == StreamDeadQueue }) {
-		s.Logger.ErrorContext(ctx, "records of the change feed were given up: going through the operations")
-		unmended = s.Relay.Mend(ctx, s.Store.Now().Add(-mendSince))
-	}
 	kept := 0
 	var errs error
 	for _, l := range letters { // one that fails leaves the others alone
 		err := s.dead(ctx, l)
-		if err == nil && l.Queue == StreamDeadQueue {
-			err = unmended
-		}
 		if err == nil {
 			err = s.Queue.DropDead(ctx, l.ID)
 		}
