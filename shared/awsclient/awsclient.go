@@ -14,7 +14,6 @@ import (
 	"os"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 )
 
@@ -23,12 +22,13 @@ const EndpointEnv = "AWS_ENDPOINT_URL"
 
 // Load reads the SDK's configuration from the environment.
 func Load(ctx context.Context, with ...func(*config.LoadOptions) error) (aws.Config, error) {
-	if os.Getenv(EndpointEnv) != "" {
-		with = append([]func(*config.LoadOptions) error{config.WithHTTPClient(Buffered(awshttp.NewBuildableClient()))}, with...)
-	}
 	c, err := config.LoadDefaultConfig(ctx, with...)
 	if err != nil {
 		return c, fmt.Errorf("load AWS configuration: %w", err)
+	}
+	if os.Getenv(EndpointEnv) != "" {
+		// Afterwards: a CA bundle of the environment goes only into the SDK's own.
+		c.HTTPClient = Buffered(c.HTTPClient)
 	}
 	return c, nil
 }
