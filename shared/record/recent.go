@@ -47,7 +47,7 @@ func (st *Store) Committed(s *operation.State, version int64, entries []operatio
 	r := &recent{version: version, state: *s, entries: entries}
 	if was, ok := st.recents().get(s.ID); ok && was.version == version-1 && len(was.entries) > 0 {
 		if len(entries) == 0 || was.entries[len(was.entries)-1].Seq == entries[0].Seq-1 {
-			before := was.entries[max(len(was.entries)+len(entries)-recentEntries, 0):]
+			before := was.entries[min(max(len(was.entries)+len(entries)-recentEntries, 0), len(was.entries)):]
 			r.entries = append(before[:len(before):len(before)], entries...)
 		}
 	}
