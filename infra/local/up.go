@@ -94,6 +94,13 @@ func (e *Engine) greet(w io.Writer, url, token string, fresh, demo bool) {
 	if !demo {
 		return
 	}
+	Commands(w, url, show)
+	fmt.Fprintf(w, "\nCtrl-C ends it; the data stays in %s.\n", e.opts.Data)
+}
+
+// Commands prints the three commands that show what the plane does; token is
+// what the shell is to put into the header.
+func Commands(w io.Writer, url, token string) {
 	fmt.Fprintf(w, `
 Drain a node:
   curl -s %[1]s/v1/operations -H "Authorization: Bearer %[2]s" -H 'Content-Type: application/json' \
@@ -104,7 +111,5 @@ Watch it (with the id from the answer):
 
 Read its journal:
   curl -s %[1]s/v1/operations/OP_ID/journal -H "Authorization: Bearer %[2]s"
-
-Ctrl-C ends it; the data stays in %[3]s.
-`, url, show, e.opts.Data)
+`, url, token)
 }
