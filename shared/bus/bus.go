@@ -51,6 +51,13 @@ type Publisher interface {
 	Publish(ctx context.Context, ms ...Message) error
 }
 
+// Audience is what an engine can add that knows its subscribers.
+type Audience interface {
+	// Attended tells whether there is any. While there is none, nothing need be
+	// published: a subscriber hears what is published from its coming on.
+	Attended() bool
+}
+
 // Pattern selects messages: an empty field matches all. Type matches exactly,
 // or as a prefix when it ends in "*".
 type Pattern struct{ Type string }

@@ -165,6 +165,9 @@ func (r *Relay) publishBus(ctx context.Context, stream string) error {
 	if err != nil {
 		return fmt.Errorf("read bus position: %w", err)
 	}
+	if !r.attended() {
+		return r.passBy(ctx, stream, pos, version)
+	}
 	for {
 		evs, head, err := event.ReadStream(ctx, r.Store.Ledger, stream, pos.Next, 500)
 		var expired *event.ExpiredError
@@ -194,4 +197,28 @@ func (r *Relay) publishBus(ctx context.Context, stream string) error {
 		}
 		version++
 	}
+}
+
+// attended tells whether someone may hear the bus.
+func (r *Relay) attended() bool {
+	a, ok := r.Bus.(bus.Audience)
+	return !ok || a.Attended()
+}
+
+// passBy moves a stream's bus position to its head unread: nobody hears the bus,
+// and who comes later hears what is published from then on.
+func (r *Relay) passBy(ctx context.Context, stream string, pos busPosition, version int64) error {
+	head, _, err := event.LoadHead(ctx, r.Store.Ledger, stream)
+	if err != nil || head.Next <= pos.Next {
+		return err
+	}
+	if r.attended() {
+		return r.publishBus(ctx, stream) // someone came meanwhile
+	}
+	pos.Next = head.Next
+	err = r.Store.Ledger.Commit(ctx, ledger.Write{Expect: version, Item: ledger.Item{Key: record.StreamBusKey(stream), Data: record.Encode(pos)}})
+	if err != nil {
+		return fmt.Errorf("keep bus position: %w", err)
+	}
+	return nil
 }

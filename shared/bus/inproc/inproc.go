@@ -57,7 +57,10 @@ type Bus struct {
 	past   Stats // of subscriptions that ended
 }
 
-var _ bus.Publisher = (*Bus)(nil)
+var (
+	_ bus.Publisher = (*Bus)(nil)
+	_ bus.Audience  = (*Bus)(nil)
+)
 
 // New returns an open bus.
 func New(o Options) *Bus {
@@ -180,6 +183,13 @@ func (b *Bus) offer(m bus.Message) (wait <-chan struct{}, err error) {
 		s.signal()
 	}
 	return nil, nil
+}
+
+// Attended implements bus.Audience.
+func (b *Bus) Attended() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.subs) > 0
 }
 
 func (b *Bus) tellDrop(m bus.Message, err error) {

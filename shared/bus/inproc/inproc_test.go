@@ -244,3 +244,22 @@ func TestConcurrent(t *testing.T) {
 		t.Errorf("handled %d of 800", n)
 	}
 }
+
+func TestAttended(t *testing.T) {
+	t.Parallel()
+	b := New(Options{})
+	if b.Attended() {
+		t.Error("a bus without subscribers is attended")
+	}
+	s, err := b.Subscribe(bus.Pattern{}, func(context.Context, bus.Message) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !b.Attended() {
+		t.Error("a bus with a subscriber is not attended")
+	}
+	s.Close()
+	if b.Attended() {
+		t.Error("a bus that its subscriber left is attended")
+	}
+}
