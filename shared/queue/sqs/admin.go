@@ -65,10 +65,14 @@ func tlsOnly(queueARN string) []byte {
 
 // Ensure implements queue.Admin: it makes the queue with encryption at rest
 // (SSE-SQS), a policy that denies plain HTTP, and its dead letters going to the
-// queue Dead, which must exist. A queue that exists stays as it is. One that was
-// removed less than 60 s ago cannot be made yet: queue.ErrUnavailable. SQS asks
-// to wait one second before a new queue is used (Amazon SQS API Reference,
-// CreateQueue); until then a call may still say queue.ErrNoQueue.
+// queue Dead, which must exist. Dead itself is made without a policy, which would
+// have to name the queue before it is there: on AWS the template makes it, with
+// one.
+//
+// A queue that exists stays as it is. One that was removed less than 60 s ago
+// cannot be made yet: queue.ErrUnavailable. SQS asks to wait one second before a
+// new queue is used (Amazon SQS API Reference, CreateQueue); until then a call
+// may still say queue.ErrNoQueue.
 func (e *Engine) Ensure(ctx context.Context, name string) error {
 	full, err := e.fullName(name)
 	if err != nil {
