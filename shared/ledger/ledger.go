@@ -29,6 +29,12 @@ const (
 	MaxCommitBytes = 3 << 20
 	// MaxKeyBytes bounds each half of a key (DynamoDB: 2,048 and 1,024 bytes).
 	MaxKeyBytes = 1024
+	// MaxIndexBytes bounds, for each index that an item is in, its sort key
+	// there and the item's own PK and SK together, of which the bytes 0x00 and
+	// 0x01 count twice but in the SK: an engine that orders an index by all
+	// three keeps them in one key (DynamoDB: 1,024 bytes for an index's sort
+	// key, less two separators; AWS: "Quotas in Amazon DynamoDB").
+	MaxIndexBytes = 1022
 	// MaxPage is the largest page a query returns.
 	MaxPage = 1000
 )
@@ -118,6 +124,10 @@ var (
 	// ErrUnavailable: the engine cannot take the call now (throttled, disk full,
 	// closed); nothing was written. The caller may try again later.
 	ErrUnavailable = errors.New("ledger unavailable")
+	// ErrUnknown: the engine lost the answer to a commit and could not find out
+	// whether it was applied, as when the network stays away. It was applied
+	// whole or not at all. The caller reads before it tries again.
+	ErrUnknown = errors.New("outcome of the ledger commit is unknown")
 	// ErrInvalid: the call breaks a limit or rule of the seam.
 	ErrInvalid = errors.New("invalid ledger call")
 )
@@ -164,6 +174,8 @@ type Page struct {
 // itself is the truth, and may be newer than the hint.
 type Change struct {
 	Key
+	// Version is the one written; of a delete the one that went, or 0 from an
+	// engine that does not know it.
 	Version int64
 	Deleted bool
 }
@@ -187,8 +199,9 @@ type Ledger interface {
 	Reader
 	// Commit applies all writes or none. It returns a *ConflictError when a
 	// version was not the expected one, ErrInvalid for a call that no engine
-	// takes (over a limit, one key twice), ErrUnavailable when it may be tried
-	// again. When it returns nil the writes are durable.
+	// takes (over a limit, one key twice), ErrUnavailable when nothing was written
+	// and it may be tried again, ErrUnknown when it may have been applied. When it
+	// returns nil the writes are durable.
 	Commit(ctx context.Context, writes ...Write) error
 }
 
@@ -273,8 +286,17 @@ func validateIndex(it Item) error {
 			!utf8.ValidString(k.PK) || !utf8.ValidString(k.SK) {
 			return fmt.Errorf("%w: item %s: index %s: key %q: each half takes 1 to %d bytes of UTF-8", ErrInvalid, it.Key, x, k, MaxKeyBytes)
 		}
+		if n := indexBytes(k.SK) + indexBytes(it.PK) + len(it.SK); n > MaxIndexBytes {
+			return fmt.Errorf("%w: item %s: index %s: sort key %q and the item's key take %d bytes, the limit is %d", ErrInvalid, it.Key, x, k.SK, n, MaxIndexBytes)
+		}
 	}
 	return nil
+}
+
+// indexBytes is the length of a part of an index's sort key as MaxIndexBytes
+// counts it.
+func indexBytes(s string) int {
+	return len(s) + strings.Count(s, "\x00") + strings.Count(s, "\x01")
 }
 
 // Validate checks a query against the limits and rules of the seam; engines

@@ -49,12 +49,19 @@ func DecodeChange(r events.DynamoDBEventRecord) (ledger.Change, error) {
 	if !ok || v.DataType() != events.DataTypeNumber {
 		return fail("no version in the image")
 	}
-	n, err := strconv.ParseInt(v.Number(), 10, 64)
-	if err != nil || n < 1 {
-		return fail("version %q", v.Number())
+	var err error
+	if c.Version, err = parseVersion(v.Number()); err != nil {
+		return fail("%v", err)
 	}
-	c.Version = n
 	return c, nil
+}
+
+func parseVersion(s string) (int64, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("version %q", s)
+	}
+	return n, nil
 }
 
 // text reads an attribute that must be a string; the library panics on others.

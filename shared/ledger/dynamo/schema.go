@@ -2,7 +2,6 @@ package dynamo
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -94,7 +93,9 @@ func Create(ctx context.Context, client *dynamodb.Client, table string) error {
 		return fmt.Errorf("create table %s: %w", table, err)
 	}
 	in := &dynamodb.DescribeTableInput{TableName: &table}
-	quick := func(o *dynamodb.TableExistsWaiterOptions) { o.MinDelay, o.MaxDelay = 50*time.Millisecond, 5*time.Second }
+	quick := func(o *dynamodb.TableExistsWaiterOptions) {
+		o.MinDelay, o.MaxDelay = 50*time.Millisecond, 5*time.Second
+	}
 	if err := dynamodb.NewTableExistsWaiter(client).Wait(ctx, in, createWait, quick); err != nil {
 		return fmt.Errorf("wait for table %s: %w", table, err)
 	}
@@ -105,10 +106,4 @@ func Create(ctx context.Context, client *dynamodb.Client, table string) error {
 		return fmt.Errorf("set the TTL of table %s: %w", table, err)
 	}
 	return nil
-}
-
-// missingTable tells whether a call failed because there is no such table.
-func missingTable(err error) bool {
-	var gone *types.ResourceNotFoundException
-	return errors.As(err, &gone)
 }

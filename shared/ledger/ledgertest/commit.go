@@ -109,24 +109,26 @@ func testLimits(t *testing.T, b *bench) {
 	}
 	long := strings.Repeat("k", ledger.MaxKeyBytes+1)
 	for name, writes := range map[string][]ledger.Write{
-		"empty":             {},
-		"too many writes":   many,
-		"too many bytes":    heavy,
-		"too big an item":   {put("p", "s", strings.Repeat("x", ledger.MaxItemBytes+1), 0)},
-		"no partition":      {put("", "s", "", 0)},
-		"no sort key":       {put("p", "", "", 0)},
-		"long partition":    {put(long, "s", "", 0)},
-		"long sort key":     {put("p", long, "", 0)},
-		"not UTF-8":         {put("p", "\xff", "", 0)},
-		"one key twice":     {put("p", "s", "", 0), check("p", "s", 0)},
-		"negative version":  {put("p", "s", "", -2)},
-		"unknown kind":      {{Kind: 9, Item: ledger.Item{Key: key("p", "s")}}},
-		"unknown index":     {indexed("nope", key("a", "b"))},
-		"primary as index":  {indexed(ledger.Primary, key("a", "b"))},
-		"empty index key":   {indexed(ledger.List, key("a", ""))},
-		"no index key":      {indexed(ledger.List, ledger.Key{})},
-		"long index key":    {indexed(ledger.Live, key("a", long))},
-		"index key not UTF": {indexed(ledger.Live, key("a", "\xc0"))},
+		"empty":               {},
+		"too many writes":     many,
+		"too many bytes":      heavy,
+		"too big an item":     {put("p", "s", strings.Repeat("x", ledger.MaxItemBytes+1), 0)},
+		"no partition":        {put("", "s", "", 0)},
+		"no sort key":         {put("p", "", "", 0)},
+		"long partition":      {put(long, "s", "", 0)},
+		"long sort key":       {put("p", long, "", 0)},
+		"not UTF-8":           {put("p", "\xff", "", 0)},
+		"one key twice":       {put("p", "s", "", 0), check("p", "s", 0)},
+		"negative version":    {put("p", "s", "", -2)},
+		"unknown kind":        {{Kind: 9, Item: ledger.Item{Key: key("p", "s")}}},
+		"unknown index":       {indexed("nope", key("a", "b"))},
+		"primary as index":    {indexed(ledger.Primary, key("a", "b"))},
+		"empty index key":     {indexed(ledger.List, key("a", ""))},
+		"no index key":        {indexed(ledger.List, ledger.Key{})},
+		"long index key":      {indexed(ledger.Live, key("a", long))},
+		"index key not UTF":   {indexed(ledger.Live, key("a", "\xc0"))},
+		"index keys together": {indexed(ledger.Live, key("a", strings.Repeat("k", ledger.MaxIndexBytes-1)))},
+		"index key of 0x00":   {indexed(ledger.Live, key("a", strings.Repeat("\x00", ledger.MaxIndexBytes/2)))},
 	} {
 		if err := b.Commit(t.Context(), writes...); !errors.Is(err, ledger.ErrInvalid) {
 			t.Errorf("%s: got %v, want ErrInvalid", name, err)
@@ -136,14 +138,25 @@ func testLimits(t *testing.T, b *bench) {
 
 	// At the limits.
 	full := strings.Repeat("k", ledger.MaxKeyBytes)
-	w := put(full, full, "x", 0)
+	b.commit(t, put(full, full, "x", 0))
+	b.holds(t, full, full, 1, "x")
+	w := put("pk", "sk", "x", 0)
 	w.Item.Index = map[ledger.Index]ledger.Key{}
+	longest := strings.Repeat("k", ledger.MaxIndexBytes-len("pksk"))
 	for _, x := range ledger.Indexes {
-		w.Item.Index[x] = key(full, full)
+		w.Item.Index[x] = key(full, longest)
 	}
 	b.commit(t, w)
-	b.holds(t, full, full, 1, "x")
-	b.finds(t, ledger.Query{Index: ledger.Scope, PK: full}, full+"/"+full)
+	b.holds(t, "pk", "sk", 1, "x")
+	b.finds(t, ledger.Query{Index: ledger.Scope, PK: full}, "pk/sk")
+	b.finds(t, ledger.Query{Index: ledger.Scope, PK: full, From: longest, Reverse: true}, "pk/sk")
+	b.finds(t, ledger.Query{Index: ledger.Scope, PK: full, From: longest + "\x00"})
+	// Bytes that may have to be escaped count twice.
+	controls := strings.Repeat("\x00\x01", (ledger.MaxIndexBytes-len("pk2sk"))/4)
+	w = indexed(ledger.Lookup, key(strings.Repeat("\x00", ledger.MaxKeyBytes), controls))
+	w.Item.Key = key("pk2", "sk")
+	b.commit(t, w)
+	b.finds(t, ledger.Query{Index: ledger.Lookup, PK: w.Item.Index[ledger.Lookup].PK, From: "\x00"}, "pk2/sk")
 }
 
 func testCancelledContext(t *testing.T, b *bench) {
