@@ -41,6 +41,7 @@ type Plane struct {
 	Ledger ledger.Ledger
 	Store  *record.Store
 	Queue  *sqs.Engine
+	Waker  *sweep.Waker // what the ledger rings by
 
 	aws aws.Config
 }
@@ -58,7 +59,8 @@ func Open(ctx context.Context, c Config) (*Plane, error) {
 		return nil, err
 	}
 	p.Queue = sqs.New(sqs.Options{Client: awssqs.NewFromConfig(p.aws), Prefix: c.QueuePrefix, Logger: p.Log})
-	p.Ledger = db
+	p.Waker = &sweep.Waker{Queue: p.Queue, Now: time.Now, Logger: p.Log}
+	p.Ledger = sweep.Waking(db, p.Waker)
 	p.Store = &record.Store{Ledger: p.Ledger, Now: time.Now, Timing: operation.AWS}
 	return p, nil
 }
@@ -112,7 +114,7 @@ func (p *Plane) Relay() *relay.Relay {
 
 // Sweep looks after time, and rings and publishes by the relay given.
 func (p *Plane) Sweep(r *relay.Relay) *sweep.Sweep {
-	return &sweep.Sweep{Store: p.Store, Relay: r, Queue: p.Queue, Logger: p.Log}
+	return &sweep.Sweep{Store: p.Store, Relay: r, Queue: p.Queue, Logger: p.Log, Waker: p.Waker}
 }
 
 // Plans runs plans. Their children ask no agents: a plan is no dry run.
