@@ -14,6 +14,7 @@ import (
 	"os"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 )
 
@@ -27,7 +28,11 @@ func Load(ctx context.Context, with ...func(*config.LoadOptions) error) (aws.Con
 		return c, fmt.Errorf("load AWS configuration: %w", err)
 	}
 	if os.Getenv(EndpointEnv) != "" {
-		// Afterwards: a CA bundle of the environment goes only into the SDK's own.
+		// Afterwards: a CA bundle of the environment goes only into the SDK's own,
+		// which without one is made later and not here.
+		if c.HTTPClient == nil {
+			c.HTTPClient = awshttp.NewBuildableClient()
+		}
 		c.HTTPClient = Buffered(c.HTTPClient)
 	}
 	return c, nil
