@@ -28,8 +28,8 @@ type Reader struct {
 	Streams func(ctx context.Context) ([]string, error)
 	// Now is the clock of stored cursors; time.Now when nil.
 	Now func() time.Time
-	// Poll is how often a wait looks again where the ledger gives no signal;
-	// 500 ms when 0.
+	// Poll is how soon a wait looks again where the ledger gives no signal, 500 ms
+	// when 0; the pause grows to four times that.
 	Poll time.Duration
 
 	maxScan int // maxScan when 0; for tests

@@ -14,12 +14,16 @@ const (
 	// watchedPoll is how often a wait looks again although the ledger signals:
 	// another process may have written.
 	watchedPoll = 5 * time.Second
+	// pollGrowth is how far the pause between looks grows in a wait without
+	// signals: each look is a read of every stream's head.
+	pollGrowth = 4
 )
 
 // bell wakes a wait when one of its streams was written to.
 type bell struct {
 	rung  <-chan struct{}
 	every time.Duration
+	most  time.Duration // what every grows to
 	stops []func()
 }
 
@@ -30,6 +34,7 @@ func (r *Reader) listen(streams []string, all bool) *bell {
 	if b.every == 0 {
 		b.every = defaultPoll
 	}
+	b.most = pollGrowth * b.every
 	w, ok := r.Ledger.(ledger.Watcher)
 	if !ok || len(streams) > maxStreams {
 		return b
@@ -37,6 +42,7 @@ func (r *Reader) listen(streams []string, all bool) *bell {
 	if !all {
 		b.every = watchedPoll
 	}
+	b.most = b.every
 	merged := make(chan struct{}, 1)
 	done := make(chan struct{})
 	for _, s := range streams {
@@ -74,6 +80,7 @@ func (b *bell) stop() {
 // wait returns at a signal, when it is time to look again, or when left is over.
 func (b *bell) wait(ctx context.Context, left time.Duration) error {
 	again := b.every*3/4 + rand.N(b.every/2+1)
+	b.every = min(b.every*3/2, b.most)
 	t := time.NewTimer(min(left, again))
 	defer t.Stop()
 	select {

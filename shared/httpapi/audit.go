@@ -18,27 +18,47 @@ const (
 	auditBatch   = 50                     // in one commit
 	auditEvery   = 100 * time.Millisecond // how long one waits for others
 	auditTries   = 5
+	auditTimeout = 10 * time.Second // of one try
+	// A caller waits for its record for no longer than these make together, 2.4 s.
+	auditFirstTries   = 3
+	auditFirstTimeout = 700 * time.Millisecond
 )
 
 // auditor writes the records of refused calls, in batches and beside the calls:
 // a flood of them slows nobody. What does not fit the backlog is dropped and
 // counted. Accepted calls have their record in their own commit.
+//
+// In a process that may be frozen as soon as it has answered nothing goes on
+// beside the calls: there each record is written before (first).
 type auditor struct {
-	ledger ledger.Ledger
-	log    *slog.Logger
-	drops  prometheus.Counter
-	in     chan record.Audit
-	stop   chan struct{}
-	ended  chan struct{}
+	ledger  ledger.Ledger
+	log     *slog.Logger
+	drops   prometheus.Counter
+	first   bool
+	tries   int
+	timeout time.Duration // of one try
+	in      chan record.Audit
+	stop    chan struct{}
+	ended   chan struct{}
 }
 
-func newAuditor(l ledger.Ledger, log *slog.Logger, drops prometheus.Counter) *auditor {
-	w := &auditor{ledger: l, log: log, drops: drops, in: make(chan record.Audit, auditBacklog), stop: make(chan struct{}), ended: make(chan struct{})}
+func newAuditor(l ledger.Ledger, log *slog.Logger, drops prometheus.Counter, first bool) *auditor {
+	w := &auditor{ledger: l, log: log, drops: drops, first: first, tries: auditTries, timeout: auditTimeout,
+		in: make(chan record.Audit, auditBacklog), stop: make(chan struct{}), ended: make(chan struct{})}
+	if first {
+		w.tries, w.timeout = auditFirstTries, auditFirstTimeout
+		close(w.ended)
+		return w
+	}
 	go w.run()
 	return w
 }
 
 func (w *auditor) add(a record.Audit) {
+	if w.first {
+		w.write([]record.Audit{a})
+		return
+	}
 	select {
 	case w.in <- a:
 	default:
@@ -94,8 +114,9 @@ func (w *auditor) write(batch []record.Audit) {
 		writes[i] = record.AuditWrite(a)
 	}
 	var err error
-	for try := range auditTries {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	for try := range w.tries {
+		// Not the caller's context: who leaves early is on record too.
+		ctx, cancel := context.WithTimeout(context.Background(), w.timeout)
 		err = w.ledger.Commit(ctx, writes...)
 		cancel()
 		if err == nil {

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/registry"
 )
 
 const clustersPath = "/v1/clusters"
@@ -53,6 +55,35 @@ type newClusterView struct {
 	ClusterView
 	Token   string `json:"token" doc:"The agents' bearer token; it is never shown again"`
 	TokenID string `json:"token_id"`
+	// On AWS; absent where agents poll through the plane.
+	QueueURL    string          `json:"queue_url,omitempty" doc:"On AWS: where the agents poll"`
+	QueueARN    string          `json:"queue_arn,omitempty" doc:"On AWS: the queue's name in policies"`
+	AgentPolicy json.RawMessage `json:"agent_policy,omitempty" doc:"On AWS: the IAM policy that the agents need, for their own queue and nothing else"`
+}
+
+// QueueAccess is how a cluster's agents reach its queue without the plane.
+type QueueAccess struct {
+	URL string
+	ARN string
+	// Policy is the IAM policy in JSON that their credentials need.
+	Policy json.RawMessage
+}
+
+// viewNewCluster shows a cluster with its token. The token is not shown again:
+// what else cannot be told now is left out, and the next rotation tells it.
+func (a *API) viewNewCluster(ctx context.Context, made registry.NewCluster) (newClusterView, error) {
+	cluster, err := a.viewCluster(ctx, made.Cluster)
+	v := newClusterView{ClusterView: cluster, Token: made.Secret, TokenID: made.Token.ID}
+	if err != nil || a.cfg.QueueAccess == nil {
+		return v, err
+	}
+	access, err := a.cfg.QueueAccess(ctx, made.Cluster.Queue)
+	if err != nil {
+		a.log.WarnContext(ctx, "cannot tell how agents reach their queue", "cluster", made.Cluster.ID, "error", err)
+		return v, nil
+	}
+	v.QueueURL, v.QueueARN, v.AgentPolicy = access.URL, access.ARN, access.Policy
+	return v, nil
 }
 
 func (a *API) viewCluster(ctx context.Context, c fleet.Cluster) (ClusterView, error) {
@@ -77,12 +108,11 @@ func (a *API) createCluster(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
-	v, err := a.viewCluster(ctx, made.Cluster)
+	v, err := a.viewNewCluster(ctx, made)
 	if err != nil {
 		return nil, err
 	}
-	return &createdOutput[newClusterView]{Status: http.StatusCreated, Location: clustersPath + "/" + v.ID,
-		Body: newClusterView{ClusterView: v, Token: made.Secret, TokenID: made.Token.ID}}, nil
+	return &createdOutput[newClusterView]{Status: http.StatusCreated, Location: clustersPath + "/" + v.ID, Body: v}, nil
 }
 
 func (a *API) listClusters(ctx context.Context, rq *request, in *struct {
@@ -140,6 +170,6 @@ func (a *API) rotateCluster(ctx context.Context, rq *request, in *clusterPath) (
 	if err != nil {
 		return nil, err
 	}
-	v, err := a.viewCluster(ctx, made.Cluster)
-	return &bodyOutput[newClusterView]{Body: newClusterView{ClusterView: v, Token: made.Secret, TokenID: made.Token.ID}}, err
+	v, err := a.viewNewCluster(ctx, made)
+	return &bodyOutput[newClusterView]{Body: v}, err
 }

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
@@ -86,7 +87,7 @@ func parseTime(name, s string) (time.Time, error) {
 }
 
 // parseWait reads how long to wait; more than the limit means the limit.
-func (a *API) parseWait(s string) (time.Duration, error) {
+func (a *API) parseWait(ctx context.Context, s string) (time.Duration, error) {
 	if s == "" {
 		return 0, nil
 	}
@@ -94,8 +95,15 @@ func (a *API) parseWait(s string) (time.Duration, error) {
 	if err != nil || d < 0 {
 		return 0, invalidParam("query", "wait", "format", "must be a duration such as 30s")
 	}
-	return min(d, a.cfg.MaxWait), nil
+	d = min(d, a.cfg.MaxWait)
+	if end, ok := ctx.Deadline(); ok { // it answers with what is current while it still can
+		d = min(d, max(time.Until(end)-waitSlack, 0))
+	}
+	return d, nil
 }
+
+// waitSlack is what a wait leaves of a request's own time for the answer.
+const waitSlack = 2 * time.Second
 
 // parseBool reads an optional true or false.
 func parseBool(s string) *bool {

@@ -81,7 +81,7 @@ func (a *API) listEvents(ctx context.Context, rq *request, in *eventsInput) (*bo
 	if q.Until, err = parseTime("until", in.Until); err != nil {
 		return nil, err
 	}
-	if q.Wait, err = a.parseWait(in.Wait); err != nil {
+	if q.Wait, err = a.parseWait(ctx, in.Wait); err != nil {
 		return nil, err
 	}
 	if clusters := rq.principal.Clusters; len(clusters) > 0 && q.Cluster == "" {

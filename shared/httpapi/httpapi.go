@@ -27,22 +27,36 @@ import (
 	"github.com/opsplane/opsplane/shared/registry"
 )
 
+// Authenticator says who makes a request; *auth.Authenticator does by the bearer
+// credential (empty when there is none). On AWS the gateway's authorizer has
+// done so before, and the one behind it reads from the context who it was. The
+// error matches auth.ErrDenied or auth.ErrUnavailable.
+type Authenticator interface {
+	Authenticate(ctx context.Context, bearer string) (auth.Principal, error)
+}
+
 // Config is what the API stands on.
 type Config struct {
 	Store     *record.Store
 	Admission *admission.Service
 	Control   *control.Service
 	Registry  *registry.Service
-	Auth      *auth.Authenticator
+	Auth      Authenticator
+	// AgentsOnly leaves out every route but the agents' and health: then Store,
+	// Auth and Agent are all that is required.
+	AgentsOnly bool
 	// Limiter bounds what each principal asks; nil: the defaults of package auth.
 	Limiter *auth.Limiter
 	// Events reads the streams; nil: one over the store's ledger and clusters.
 	Events *event.Reader
 	// Agent carries out the agents' calls; nil leaves their routes out.
 	Agent AgentAPI
-	// Queue is what agents poll through the plane; nil leaves those routes out
-	// (on AWS agents poll SQS).
+	// Queue is what agents poll through the plane; with nil those routes say that
+	// agents poll their queue by themselves (on AWS: SQS).
 	Queue queue.Receiver
+	// QueueAccess tells how agents reach a cluster's queue by themselves, for the
+	// answers that carry their token; nil where they poll through the plane.
+	QueueAccess func(ctx context.Context, queue string) (QueueAccess, error)
 	// Bury puts a message aside; nil leaves that route out.
 	Bury func(ctx context.Context, queue string, m queue.Message, reason string) error
 
@@ -52,8 +66,13 @@ type Config struct {
 	// BodyTimeout is how long a client may take to send a body; 0: 30 s.
 	BodyTimeout time.Duration
 	Logger      *slog.Logger
-	// Metrics gets the API's own metrics and is what /metrics shows.
+	// Metrics gets the API's own metrics and is what /metrics shows; without it
+	// there is no such route.
 	Metrics *prometheus.Registry
+	// AuditFirst has the record of a refused call written before its answer is
+	// returned, not soon after: for a process that may be frozen once it has
+	// answered. It costs each refused call one commit.
+	AuditFirst bool
 	// Ready tells why the process cannot serve yet, or nil.
 	Ready func(ctx context.Context) error
 	// HistoryBegins is the time before which ended operations were removed; the
@@ -74,7 +93,10 @@ type API struct {
 
 // New makes the handler.
 func New(cfg Config) (*API, error) {
-	if cfg.Store == nil || cfg.Admission == nil || cfg.Control == nil || cfg.Registry == nil || cfg.Auth == nil {
+	switch {
+	case cfg.AgentsOnly && (cfg.Store == nil || cfg.Auth == nil || cfg.Agent == nil):
+		return nil, errors.New("httpapi: Store, Auth and Agent are required")
+	case !cfg.AgentsOnly && (cfg.Store == nil || cfg.Admission == nil || cfg.Control == nil || cfg.Registry == nil || cfg.Auth == nil):
 		return nil, errors.New("httpapi: Store, Admission, Control, Registry and Auth are required")
 	}
 	if cfg.Limiter == nil {
@@ -89,9 +111,6 @@ func New(cfg Config) (*API, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	if cfg.Metrics == nil {
-		cfg.Metrics = prometheus.NewRegistry()
-	}
 	if cfg.Events == nil {
 		cfg.Events = &event.Reader{Ledger: cfg.Store.Ledger, Now: cfg.Store.Now, Streams: streamsOf(cfg.Store)}
 	}
@@ -100,14 +119,32 @@ func New(cfg Config) (*API, error) {
 	if a.metrics, err = newMetrics(cfg.Metrics); err != nil {
 		return nil, err
 	}
-	a.audit = newAuditor(cfg.Store.Ledger, cfg.Logger, a.metrics.auditDrops)
+	a.audit = newAuditor(cfg.Store.Ledger, cfg.Logger, a.metrics.auditDrops, cfg.AuditFirst)
 	return a, nil
 }
 
 // newAPI registers the routes; OpenAPI needs no more.
 func newAPI(cfg Config) *API {
 	a := &API{cfg: cfg, mux: http.NewServeMux(), routes: map[string]*route{}, log: cfg.Logger}
-	a.huma = newHuma(a.mux, cfg.Version)
+	a.healthRoutes()
+	if !cfg.AgentsOnly {
+		a.userRoutes()
+	}
+	if cfg.Agent != nil {
+		a.agentRoutes()
+	}
+	switch {
+	case cfg.Queue != nil:
+		a.queueRoutes()
+	case cfg.Agent != nil:
+		a.noQueueRoutes()
+	}
+	return a
+}
+
+// userRoutes are those of people and programs.
+func (a *API) userRoutes() {
+	a.huma = newHuma(a.mux, a.cfg.Version)
 	a.operationRoutes()
 	a.historyRoutes()
 	a.changeRoutes()
@@ -118,15 +155,7 @@ func newAPI(cfg Config) *API {
 	a.auditRoutes()
 	a.deadLetterRoutes()
 	a.eventRoutes()
-	a.healthRoutes()
 	a.docsRoutes()
-	if cfg.Agent != nil {
-		a.agentRoutes()
-	}
-	if cfg.Queue != nil {
-		a.queueRoutes()
-	}
-	return a
 }
 
 // Close writes the audit records that still wait; the context bounds it.

@@ -17,7 +17,8 @@ type metrics struct {
 	auditDrops prometheus.Counter
 }
 
-func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+// newMetrics makes the API's metrics; without a registry nobody reads them.
+func newMetrics(reg *prometheus.Registry) (*metrics, error) {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "opsplane_http_requests_total",
 			Help: "Answered requests by route, method and class of status."}, []string{"route", "method", "status"}),
@@ -26,6 +27,9 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		waits: prometheus.NewGauge(prometheus.GaugeOpts{Name: "opsplane_http_open_waits", Help: "Requests that wait for something to happen."}),
 		auditDrops: prometheus.NewCounter(prometheus.CounterOpts{Name: "opsplane_audit_dropped_total",
 			Help: "Audit records of refused calls that were not written."}),
+	}
+	if reg == nil {
+		return m, nil
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{m.requests, m.took, m.waits, m.auditDrops} {

@@ -117,7 +117,7 @@ func (a *API) getOperation(ctx context.Context, rq *request, in *struct {
 	Wait        string `query:"wait" doc:"How long to wait for a change, such as 30s"`
 	IfNoneMatch string `header:"If-None-Match" doc:"The ETag of what is known: wait for a newer one"`
 }) (*operationOutput, error) {
-	wait, err := a.parseWait(in.Wait)
+	wait, err := a.parseWait(ctx, in.Wait)
 	if err != nil {
 		return nil, err
 	}
@@ -173,8 +173,13 @@ func (a *API) getOperation(ctx context.Context, rq *request, in *struct {
 	}
 }
 
-// pollEvery is how often a wait looks where the ledger gives no signal.
-const pollEvery = 500 * time.Millisecond
+// How often a wait looks where the ledger gives no signal: soon at first, since
+// most changes that are waited for come soon, then ever less often. That is 17
+// looks in 25 s; the answer is late by pollMost at worst.
+const (
+	pollFirst = 250 * time.Millisecond
+	pollMost  = 2 * time.Second
+)
 
 // watch rings after each write to a partition, or every so often when the engine
 // cannot tell.
@@ -184,9 +189,9 @@ func watch(l ledger.Ledger, pk string) (<-chan struct{}, func()) {
 	}
 	bell, done := make(chan struct{}, 1), make(chan struct{})
 	go func() {
-		t := time.NewTicker(pollEvery)
+		t := time.NewTimer(pollFirst)
 		defer t.Stop()
-		for {
+		for every := pollFirst; ; {
 			select {
 			case <-done:
 				return
@@ -196,6 +201,8 @@ func watch(l ledger.Ledger, pk string) (<-chan struct{}, func()) {
 				default:
 				}
 			}
+			every = min(every*3/2, pollMost)
+			t.Reset(every)
 		}
 	}()
 	return bell, func() { close(done) }

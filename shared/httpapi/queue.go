@@ -33,6 +33,14 @@ func (a *API) queueRoutes() {
 	}
 }
 
+// noQueueRoutes answer agents that poll where there is nothing to poll.
+func (a *API) noQueueRoutes() {
+	a.handle(route{pattern: "POST /v1/agent/queue/{call}", action: auth.Serve, body: buryBody}, func(w http.ResponseWriter, r *http.Request) {
+		a.refuse(w, requestOf(r.Context()), problem.New(problem.NotFound, "the plane has no queue of its own here: agents poll their cluster's queue on Amazon SQS").
+			WithNextAction(problem.CorrectInput, "Poll SQS at queue_url, which the answer to each heartbeat carries."))
+	})
+}
+
 // queueName is the queue of the agent's cluster.
 func (rq *request) queueName() string { return fleet.QueueName(rq.agentCluster()) }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/control"
@@ -60,7 +62,7 @@ func setup(t testing.TB, change ...func(*Config)) *plane {
 	p := &plane{t: t, store: st, db: db, queue: q, tokens: tokens, agent: &fakeAgent{}, bearer: map[string]string{},
 		reg: &registry.Service{Store: st, Tokens: tokens, Queues: q}}
 	cfg := Config{Store: st, Admission: &admission.Service{Store: st}, Control: &control.Service{Store: st}, Registry: p.reg,
-		Auth: &auth.Authenticator{Tokens: tokens}, Agent: p.agent, Queue: q, Bury: q.Bury, Version: "test", Logger: slog.New(slog.DiscardHandler),
+		Auth: &auth.Authenticator{Tokens: tokens}, Agent: p.agent, Queue: q, Bury: q.Bury, Version: "test", Logger: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 		HistoryBegins: func(context.Context) time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }}
 	for _, f := range change {
 		f(&cfg)

@@ -94,7 +94,7 @@ func (a *API) listTokens(ctx context.Context, _ *request, in *struct{ PageInput 
 	if err != nil {
 		return nil, err
 	}
-	tokens, next, err := a.cfg.Auth.Tokens.List(ctx, place, in.Limit)
+	tokens, next, err := a.cfg.Registry.Tokens.List(ctx, place, in.Limit)
 	if errors.Is(err, ledger.ErrInvalid) {
 		return nil, problem.New(problem.InvalidCursor, "it is no cursor of this list").WithCause(err)
 	}
@@ -116,7 +116,7 @@ type tokenPath struct {
 }
 
 func (a *API) getToken(ctx context.Context, _ *request, in *tokenPath) (*bodyOutput[TokenView], error) {
-	t, err := a.cfg.Auth.Tokens.Get(ctx, in.ID)
+	t, err := a.cfg.Registry.Tokens.Get(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
