@@ -55,7 +55,7 @@ func (o *Options) defaults() {
 		o.Timing = operation.OneMachine
 	}
 	if o.Retention == (retention.Policy{}) {
-		o.Retention = retention.Policy{Operations: 180 * 24 * time.Hour, Events: 30 * 24 * time.Hour}
+		o.Retention = retention.Default
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()

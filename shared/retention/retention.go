@@ -20,6 +20,10 @@ type Policy struct {
 	Events     time.Duration
 }
 
+// Default is the policy of those who set none: half a year of operations, a
+// month of events.
+var Default = Policy{Operations: 180 * 24 * time.Hour, Events: 30 * 24 * time.Hour}
+
 // Pass deletes what is past its age and moves the mark where history begins.
 // What it could not finish it finishes the next time.
 func Pass(ctx context.Context, st *record.Store, p Policy) (deleted int, err error) {

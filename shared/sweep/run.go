@@ -2,7 +2,6 @@ package sweep
 
 import (
 	"context"
-	"errors"
 	"time"
 )
 
@@ -25,7 +24,8 @@ func (s *Sweep) Run(ctx context.Context) (Result, error) {
 }
 
 // RingNext hands the chain of wake-ups on: it rings for the next due time within
-// Horizon, and sooner when something was left undone. See Waker. Without a Waker
+// Horizon, and sooner when something was left undone, or when that time could
+// not be read. See Waker. An error means that it could not ring. Without a Waker
 // it does nothing.
 func (s *Sweep) RingNext(ctx context.Context, undone bool) error {
 	if s.Waker == nil {
@@ -33,8 +33,13 @@ func (s *Sweep) RingNext(ctx context.Context, undone bool) error {
 	}
 	now := s.Store.Now()
 	next, err := nextDue(ctx, s.Store.Ledger, now, now.Add(Horizon))
-	if undone || err != nil { // then also to look again
-		return errors.Join(err, s.Waker.Ring(ctx, next, now.Add(againAfter)))
+	if err != nil {
+		undone = true
+		s.Logger.WarnContext(ctx, "the next due time is not known", "err", err)
 	}
-	return s.Waker.Ring(ctx, next)
+	dues := []time.Time{next}
+	if undone {
+		dues = append(dues, now.Add(againAfter))
+	}
+	return s.Waker.Ring(ctx, dues...)
 }
