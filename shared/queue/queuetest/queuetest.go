@@ -48,6 +48,7 @@ func Run(t *testing.T, open func(t *testing.T) queue.Queue, o Options) {
 		{"ReceiveEmpty", testReceiveEmpty},
 		{"Batches", testBatches},
 		{"Delay", testDelay},
+		{"DelayEach", testDelayEach},
 		{"LongPollWakesEarly", testLongPollWakesEarly},
 		{"LongPollSeesDelayed", testLongPollSeesDelayed},
 		{"LongPollEndsWithContext", testLongPollEndsWithContext},
@@ -237,6 +238,22 @@ func testDelay(r *rig) {
 		r.Errorf("a message delayed by 1.5s came after %s", took)
 	}
 	r.delete(m.Receipt)
+}
+
+// testDelayEach: the messages of one send have each their own delay.
+func testDelayEach(r *rig) {
+	start := time.Now()
+	r.send(queue.Outgoing{Body: body(1), Delay: 3 * time.Second}, queue.Outgoing{Body: body(2)}, queue.Outgoing{Body: body(3), Delay: 2 * time.Second})
+	for _, want := range []int{2, 3, 1} {
+		m := r.one(time.Minute)
+		if !bytes.Equal(m.Body, body(want)) {
+			r.Errorf("received %s after %s", m.Body, time.Since(start))
+		}
+		r.delete(m.Receipt)
+	}
+	if took := time.Since(start); took < 2900*time.Millisecond {
+		r.Errorf("all came within %s, the last was delayed by 3s", took)
+	}
 }
 
 func testLongPollWakesEarly(r *rig) {
