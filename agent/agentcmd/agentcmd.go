@@ -38,7 +38,7 @@ const maxTokenBytes = 8 << 10
 type options struct {
 	plane, tokenFile, caFile, name  string
 	executor, simScenario, simState string
-	stateDir                        string
+	stateDir, awsRegion             string
 	concurrency                     int
 	insecure                        bool
 	parentPipe, debug, showVersion  bool
@@ -87,6 +87,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	fs.StringVar(&o.simScenario, "sim-scenario", "demo/alpha", "builtin `name` or file of the simulated cluster")
 	fs.StringVar(&o.simState, "sim-state", "", "`folder` of the simulated cluster's state")
 	fs.StringVar(&o.stateDir, "state-dir", "", "`folder` for reports that the plane has not taken (default: memory only)")
+	fs.StringVar(&o.awsRegion, "aws-region", "", "`region` of the cluster's queue on AWS (default: as its URL says, else AWS_REGION)")
 	fs.IntVar(&o.concurrency, "concurrency", 64, "operations carried out at a time")
 	fs.BoolVar(&o.parentPipe, "parent-pipe", false, "stop when stdin ends")
 	fs.BoolVar(&o.debug, "debug", false, "log more")
@@ -102,6 +103,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	}
 	if o.plane == "" {
 		return o, errors.New("--plane is needed")
+	}
+	if o.awsRegion != "" && !regionShape.MatchString(o.awsRegion) {
+		return o, fmt.Errorf("--aws-region %q is no region", o.awsRegion)
 	}
 	if !o.insecure && sendsInClear(o.plane) {
 		return o, errors.New("--plane is http:// on another machine, so the agent's token would be sent in the clear: use https://, or accept it with --insecure")
@@ -146,7 +150,7 @@ func run(ctx context.Context, o options, stdin io.Reader, log *slog.Logger) erro
 	defer closeExec()
 	agent, err := loop.New(loop.Config{
 		PlaneURL: o.plane, Token: token, CAFile: o.caFile, Name: o.name, Version: version(),
-		Executor: exec, Concurrency: o.concurrency, StateDir: o.stateDir, Logger: log,
+		Executor: exec, OpenQueue: opener(ctx, o), Concurrency: o.concurrency, StateDir: o.stateDir, Logger: log,
 	})
 	if err != nil {
 		return err

@@ -38,6 +38,7 @@ func TestUsage(t *testing.T) {
 		{"loopback", []string{"--plane", "http://localhost:1"}, exitFailed, "--sim-state"},
 		{"loopback IPv4", []string{"--plane", "http://127.0.0.2:1"}, exitFailed, "--sim-state"},
 		{"loopback IPv6", []string{"--plane", "http://[::1]:1"}, exitFailed, "--sim-state"},
+		{"no region", []string{"--plane", "https://p", "--aws-region", "Frankfurt"}, exitUsage, "--aws-region"},
 		{"help", []string{"--help"}, exitOK, "token-file"},
 		{"version", []string{"--version"}, exitOK, "opsplane-agent"},
 		{"kube", []string{"--plane", "https://p", "--executor", "kube"}, exitFailed, "not built into this agent"},
