@@ -12,10 +12,11 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/retention"
+	"github.com/opsplane/opsplane/shared/version"
 )
 
 // Version is the product's version.
-const Version = "0.1.0"
+const Version = version.Version
 
 // Options configure the engine.
 type Options struct {

@@ -32,16 +32,23 @@ func lines(t *testing.T, b *bytes.Buffer) []map[string]any {
 func TestLogger(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	log := NewLogger(&b, Config{Stage: "prod", LogLevel: slog.LevelInfo})
+	type key struct{}
+	log := NewLogger(&b, Config{Stage: "prod", LogLevel: slog.LevelInfo}, func(ctx context.Context) slog.Attr {
+		id, ok := ctx.Value(key{}).(string)
+		if !ok {
+			return slog.Attr{}
+		}
+		return slog.String("gateway_request_id", id)
+	})
 	ctx := lambdacontext.NewContext(t.Context(), &lambdacontext.LambdaContext{AwsRequestID: "req-1"})
 	log.DebugContext(ctx, "unseen")
 	log.WarnContext(ctx, "failed", "operation", "op_x")
 	log.With("reader", "bus").WithGroup("batch").InfoContext(ctx, "done", "records", 3)
-	log.InfoContext(context.Background(), "started")
+	log.InfoContext(context.WithValue(t.Context(), key{}, "gw-1"), "started")
 	want := []map[string]any{
 		{"level": "WARN", "msg": "failed", "stage": "prod", "function": "", "operation": "op_x", "aws_request_id": "req-1"},
 		{"level": "INFO", "msg": "done", "stage": "prod", "function": "", "reader": "bus", "batch": map[string]any{"records": 3.0, "aws_request_id": "req-1"}},
-		{"level": "INFO", "msg": "started", "stage": "prod", "function": ""},
+		{"level": "INFO", "msg": "started", "stage": "prod", "function": "", "gateway_request_id": "gw-1"},
 	}
 	if diff := cmp.Diff(want, lines(t, &b)); diff != "" {
 		t.Error(diff)

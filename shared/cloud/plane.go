@@ -137,6 +137,18 @@ func (p *Plane) queueURL(cluster string) string {
 	return url
 }
 
+// QueueAccess is how a cluster's agents reach its queue: its address, its name in
+// policies, and the IAM policy that they need.
+func (p *Plane) QueueAccess(ctx context.Context, name string) (url, arn string, policy []byte, err error) {
+	if url, err = p.Queue.QueueURL(ctx, name); err != nil {
+		return "", "", nil, err
+	}
+	if arn, err = p.Queue.QueueARN(ctx, name); err != nil {
+		return "", "", nil, err
+	}
+	return url, arn, sqs.AgentPolicy(arn), nil
+}
+
 // Ready tells why the deployment cannot serve: its table does not answer.
 func (p *Plane) Ready(ctx context.Context) error {
 	_, err := p.Store.HistoryBegins(ctx)
