@@ -102,7 +102,8 @@ const AnyVersion int64 = -1
 type Write struct {
 	Kind WriteKind
 	// Item is what is put; for Delete and Check only its Key counts. Its
-	// Version is ignored: the engine sets it.
+	// Version is ignored: the engine sets it. The engine may keep Data and Index
+	// as they are: the caller does not write to them any more.
 	Item Item
 	// Expect is the version that the item must have: 0 means that it must not
 	// exist, AnyVersion that it does not matter.

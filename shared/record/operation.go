@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -35,15 +36,32 @@ func Decode[T any](it ledger.Item) (T, error) {
 	return v, nil
 }
 
+// encoders are reused: a value is encoded into a buffer that has its size by
+// now, and copied out.
+var encoders = sync.Pool{New: func() any {
+	e := &encoder{}
+	e.json = json.NewEncoder(&e.buffer)
+	e.json.SetEscapeHTML(false) // no page shows it, and limits count bytes
+	return e
+}}
+
+type encoder struct {
+	buffer bytes.Buffer
+	json   *json.Encoder
+}
+
 // Encode writes an item's data. The domain's values always encode.
 func Encode(v any) []byte {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false) // no page shows it, and limits count bytes
-	if err := enc.Encode(v); err != nil {
+	e := encoders.Get().(*encoder)
+	e.buffer.Reset()
+	if err := e.json.Encode(v); err != nil {
 		panic(fmt.Sprintf("encode %T: %v", v, err))
 	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	out := bytes.Clone(bytes.TrimSuffix(e.buffer.Bytes(), []byte("\n")))
+	if e.buffer.Cap() <= ledger.MaxItemBytes {
+		encoders.Put(e)
+	}
+	return out
 }
 
 // Load reads one operation, or ledger.ErrNotFound.
@@ -69,12 +87,20 @@ func (st *Store) LoadMany(ctx context.Context, ids []string) (map[string]operati
 		keys := make([]ledger.Key, 0, 2*len(part))
 		specs := make(map[string]operation.Spec, len(part))
 		for _, id := range part {
+			spec, known := st.specs().get(id)
+			if r := st.current(id); r != nil && known {
+				out[id] = operation.Operation{Spec: spec, State: r.state, Version: r.version}
+				continue
+			}
 			keys = append(keys, StateKey(id))
-			if s, ok := st.specs().get(id); ok {
-				specs[id] = s
+			if known {
+				specs[id] = spec
 			} else {
 				keys = append(keys, specKey(id))
 			}
+		}
+		if len(keys) == 0 {
+			continue
 		}
 		items, err := st.Ledger.GetMany(ctx, keys)
 		if err != nil {

@@ -57,23 +57,25 @@ func (st *Store) Glances(ctx context.Context, ids []string) (map[string]Glance, 
 		ids = ids[len(part):]
 		keys := make([]ledger.Key, 0, 2*len(part))
 		for _, id := range part {
-			keys = append(keys, StateKey(id), pubKey(id))
+			if r := st.current(id); r != nil {
+				glances[id] = glanceOf(&r.state)
+			} else {
+				keys = append(keys, StateKey(id))
+			}
+			keys = append(keys, pubKey(id))
 		}
 		items, err := st.Ledger.GetMany(ctx, keys)
 		if err != nil {
 			return nil, nil, fmt.Errorf("glance at operations: %w", err)
 		}
 		for _, id := range part {
-			it, ok := items[StateKey(id)]
+			if it, ok := items[StateKey(id)]; ok {
+				if glances[id], err = Decode[Glance](it); err != nil {
+					return nil, nil, err
+				}
+			}
+			it, ok := items[pubKey(id)]
 			if !ok {
-				continue
-			}
-			if r, ok := st.recents().get(id); ok && r.version == it.Version {
-				glances[id] = glanceOf(&r.state)
-			} else if glances[id], err = Decode[Glance](it); err != nil {
-				return nil, nil, err
-			}
-			if it, ok = items[pubKey(id)]; !ok {
 				continue
 			}
 			p, err := Decode[Published](it)

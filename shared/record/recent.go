@@ -67,6 +67,30 @@ func (st *Store) decodeState(id string, it ledger.Item) (operation.State, error)
 	return s, err
 }
 
+// versioner is what an engine can add that knows versions without a read.
+type versioner interface {
+	// KnownVersion returns an item's version, as current as Get, 0 when there is
+	// no item; ok is false when only a read can tell.
+	KnownVersion(k ledger.Key) (version int64, ok bool)
+}
+
+// current returns what is remembered of an operation if the engine knows without
+// a read that it is still so, else nil.
+func (st *Store) current(id string) *recent {
+	l, ok := st.Ledger.(versioner)
+	if !ok {
+		return nil
+	}
+	r, ok := st.recents().get(id)
+	if !ok {
+		return nil
+	}
+	if v, ok := l.KnownVersion(StateKey(id)); !ok || v != r.version {
+		return nil
+	}
+	return r
+}
+
 // JournalBetween reads the entries from seq first to seq last, both included.
 // The operation's journal must reach so far.
 func (st *Store) JournalBetween(ctx context.Context, id string, first, last int64) ([]operation.Entry, error) {

@@ -103,7 +103,7 @@ func (w *writer) stage(wr *ledger.Write, p plan) {
 	case !wr.Item.Expires.IsZero():
 		w.staged[wr.Item.Key] = shutEntry // it goes by the clock, not by a write
 	default:
-		it := copied(wr.Item)
+		it := wr.Item
 		it.Version = p.version + 1
 		it.Due = it.Due.UTC().Truncate(time.Millisecond)
 		w.staged[wr.Item.Key] = &entry{item: it, id: p.id}

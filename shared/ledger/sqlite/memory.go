@@ -25,7 +25,8 @@ const entryOverhead = 400
 // a query or the feed, and none shows what is not durable. What a read of the
 // file brings is kept only when no group wrote to that key since it began.
 //
-// Items go in and out as copies: what a caller does to its own is its own affair.
+// Items go out as copies: what a reader does to its own is its own affair. What
+// was committed stays as it came, which is the seam's rule.
 type memory struct {
 	mu         sync.Mutex
 	young, old map[ledger.Key]*entry
@@ -67,9 +68,9 @@ func (m *memory) put(k ledger.Key, e *entry) {
 	m.bytes += entryOverhead + len(k.PK) + len(k.SK) + len(e.item.Data)
 }
 
-// get returns the items that exist of those asked for; ok is false when one of
+// get returns the items that exist of those asked for; all is false when one of
 // them must be looked up in the file. turn goes into keep then.
-func (m *memory) get(ks ...ledger.Key) (items []ledger.Item, ok bool, turn int64) {
+func (m *memory) get(ks []ledger.Key) (found map[ledger.Key]ledger.Item, all bool, turn int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, k := range ks {
@@ -77,24 +78,40 @@ func (m *memory) get(ks ...ledger.Key) (items []ledger.Item, ok bool, turn int64
 			return nil, false, m.turns
 		}
 	}
-	items = make([]ledger.Item, 0, len(ks))
+	found = make(map[ledger.Key]ledger.Item, len(ks))
 	for _, k := range ks {
 		if e := m.find(k); e != nil && e.item.Version > 0 {
-			items = append(items, copied(e.item))
+			found[k] = copied(e.item)
 		}
 	}
-	return items, true, m.turns
+	return found, true, m.turns
 }
 
-// keep takes over what a read of the file brought, if nobody wrote to the key
-// since get gave turn.
-func (m *memory) keep(it ledger.Item, turn int64) {
+// version returns the version that a key has, 0 when there is no item; ok is
+// false when that must be looked up in the file.
+func (m *memory) version(k ledger.Key) (v int64, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.turns != turn || m.young[it.Key] != nil || m.old[it.Key] != nil || !it.Expires.IsZero() {
+	e := m.find(k)
+	if e == nil || e.closed {
+		return 0, false
+	}
+	return e.item.Version, true
+}
+
+// keep takes over what a read of the file found under the keys, if nobody wrote
+// to them since get gave turn.
+func (m *memory) keep(ks []ledger.Key, found map[ledger.Key]ledger.Item, turn int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.turns != turn {
 		return
 	}
-	m.put(it.Key, &entry{item: copied(it)})
+	for _, k := range ks {
+		if it := found[k]; m.young[k] == nil && m.old[k] == nil && it.Expires.IsZero() {
+			m.put(k, &entry{item: copied(it)})
+		}
+	}
 }
 
 func copied(it ledger.Item) ledger.Item {

@@ -92,22 +92,22 @@ func TestMemoryKeepsNothingOld(t *testing.T) {
 	m := newMemory()
 	k := ledger.Key{PK: "p", SK: "s"}
 	old := ledger.Item{Key: k, Version: 1, Data: []byte("old")}
-	_, _, turn := m.get(k)
+	_, _, turn := m.get([]ledger.Key{k})
 	m.shut(map[ledger.Key]*entry{k: {}})
-	m.keep(old, turn) // while the group is under way
-	if _, ok, _ := m.get(k); ok {
+	m.keep([]ledger.Key{k}, map[ledger.Key]ledger.Item{k: old}, turn) // while the group is under way
+	if _, ok, _ := m.get([]ledger.Key{k}); ok {
 		t.Error("a key that is being written was answered")
 	}
 	m.open(map[ledger.Key]*entry{k: {item: ledger.Item{Key: k, Version: 2}, id: 7}})
-	m.keep(old, turn) // and afterwards
-	if items, ok, _ := m.get(k); !ok || items[0].Version != 2 {
+	m.keep([]ledger.Key{k}, map[ledger.Key]ledger.Item{k: old}, turn) // and afterwards
+	if items, ok, _ := m.get([]ledger.Key{k}); !ok || items[k].Version != 2 {
 		t.Errorf("got %v, want version 2", items)
 	}
 	for i := range 3 { // forgotten meanwhile: what was read is too old to keep
 		m.put(ledger.Key{PK: "fill", SK: fmt.Sprint(i)}, &entry{item: ledger.Item{Data: make([]byte, memoryBytes)}})
 	}
-	m.keep(old, turn)
-	if _, ok, _ := m.get(k); ok {
+	m.keep([]ledger.Key{k}, map[ledger.Key]ledger.Item{k: old}, turn)
+	if _, ok, _ := m.get([]ledger.Key{k}); ok {
 		t.Error("a read from before the key was forgotten was kept")
 	}
 }

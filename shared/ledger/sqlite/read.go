@@ -78,45 +78,26 @@ func snapshot(c *conn, fn func() error) error {
 }
 
 // Get implements ledger.Reader.
-func (db *DB) Get(ctx context.Context, k ledger.Key) (it ledger.Item, err error) {
-	items, known, turn, err := db.remember(ctx, k)
-	switch {
-	case err == nil && len(items) > 0:
-		return items[0], nil
-	case err == nil && known:
-		err = ledger.ErrNotFound
-	}
+func (db *DB) Get(ctx context.Context, k ledger.Key) (ledger.Item, error) {
+	found, err := db.getMany(ctx, []ledger.Key{k})
 	if err != nil {
 		return ledger.Item{}, fmt.Errorf("get %s: %w", k, err)
 	}
-	err = db.read(ctx, func(c *conn) error {
-		var ok bool
-		if it, ok, err = get(c, k, db.now().Unix()); err == nil && !ok {
-			err = ledger.ErrNotFound
-		}
-		return err
-	})
-	if err != nil {
-		return ledger.Item{}, fmt.Errorf("get %s: %w", k, err)
+	it, ok := found[k]
+	if !ok {
+		return it, fmt.Errorf("get %s: %w", k, ledger.ErrNotFound)
 	}
-	db.keep(it, turn)
 	return it, nil
 }
 
-// remember looks items up in memory.
-func (db *DB) remember(ctx context.Context, ks ...ledger.Key) (items []ledger.Item, ok bool, turn int64, err error) {
-	if err := db.usable(ctx); err != nil || db.memory == nil {
-		return nil, false, 0, err
+// KnownVersion returns the version of an item, 0 when there is none, if that is
+// known without a look at the file: who holds what the item said at that version
+// need not read it. As current as Get.
+func (db *DB) KnownVersion(k ledger.Key) (version int64, ok bool) {
+	if db.memory == nil || db.usable(context.Background()) != nil {
+		return 0, false
 	}
-	items, ok, turn = db.memory.get(ks...)
-	return items, ok, turn, nil
-}
-
-// keep takes an item that was read from the file into memory.
-func (db *DB) keep(it ledger.Item, turn int64) {
-	if db.memory != nil {
-		db.memory.keep(it, turn)
-	}
+	return db.memory.version(k)
 }
 
 func get(c *conn, k ledger.Key, now int64) (it ledger.Item, ok bool, err error) {
@@ -140,39 +121,50 @@ func (db *DB) GetMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledg
 	if len(ks) > ledger.MaxWrites {
 		return nil, fmt.Errorf("%w: get of %d items, the limit is %d", ledger.ErrInvalid, len(ks), ledger.MaxWrites)
 	}
-	found := make(map[ledger.Key]ledger.Item, len(ks))
-	items, known, turn, err := db.remember(ctx, ks...)
+	found, err := db.getMany(ctx, ks)
 	if err != nil {
 		return nil, fmt.Errorf("get %d items: %w", len(ks), err)
-	}
-	for _, it := range items {
-		found[it.Key] = it
-	}
-	if known {
-		return found, nil
-	}
-	err = db.read(ctx, func(c *conn) error {
-		now := db.now().Unix()
-		return snapshot(c, func() error {
-			for _, k := range ks {
-				it, ok, err := get(c, k, now)
-				if err != nil {
-					return err
-				}
-				if ok {
-					found[k] = it
-				}
-			}
-			return nil
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("get %d items: %w", len(ks), err)
-	}
-	for _, it := range found {
-		db.keep(it, turn)
 	}
 	return found, nil
+}
+
+func (db *DB) getMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledger.Item, error) {
+	if err := db.usable(ctx); err != nil {
+		return nil, err
+	}
+	var turn int64
+	if db.memory != nil {
+		var found map[ledger.Key]ledger.Item
+		var all bool
+		if found, all, turn = db.memory.get(ks); all {
+			return found, nil
+		}
+	}
+	found := make(map[ledger.Key]ledger.Item, len(ks))
+	err := db.read(ctx, func(c *conn) error {
+		now := db.now().Unix()
+		if len(ks) == 1 {
+			return getAll(c, ks, now, found)
+		}
+		return snapshot(c, func() error { return getAll(c, ks, now, found) })
+	})
+	if err == nil && db.memory != nil {
+		db.memory.keep(ks, found, turn)
+	}
+	return found, err
+}
+
+func getAll(c *conn, ks []ledger.Key, now int64, found map[ledger.Key]ledger.Item) error {
+	for _, k := range ks {
+		it, ok, err := get(c, k, now)
+		if err != nil {
+			return err
+		}
+		if ok {
+			found[k] = it
+		}
+	}
+	return nil
 }
 
 // Due implements ledger.Reader.
