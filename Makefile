@@ -29,13 +29,16 @@ bench: ## the figures of the docs, from one run (OPSPLANE_BENCH_STORED=1000000)
 	cd infra/bench && $(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m .
 
 aws-local: ## deploy into a local AWS with a simulated fleet, in the foreground (ADDR=127.0.0.1:8080)
-	@exec $(GO) run ./infra/awstest/up --addr "$(ADDR)"
+	@$(GO) build -o $(BIN)/awstest ./infra/awstest/up
+	@exec $(BIN)/awstest --addr "$(ADDR)"
 
 test-aws: ## prove the AWS engine: template, conformance, whole flows in a local AWS
-	$(GO) run ./infra/awstest/up --test
+	@$(GO) build -o $(BIN)/awstest ./infra/awstest/up
+	@exec $(BIN)/awstest --test
 
 test-localstack: ## the whole flow on LocalStack's own image (wants Docker and the image)
-	@$(GO) run ./infra/awstest/up --test-localstack
+	@$(GO) build -o $(BIN)/awstest ./infra/awstest/up
+	@exec $(BIN)/awstest --test-localstack
 
 lint: ## gofmt, vet, staticcheck, generated files
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'not formatted: run gofmt -w'; exit 1; }

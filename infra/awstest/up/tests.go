@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opsplane/opsplane/infra/awstest/rig"
+)
+
+// tag marks the tests that need a local AWS.
+const tag = "awstest"
+
+// What the tests are told, beside the SDK's own variables. Package awstest reads
+// them.
+const (
+	envURL        = "OPSPLANE_URL"            // the deployed API
+	envToken      = "OPSPLANE_TOKEN"          // an administrator's
+	envStage      = "OPSPLANE_STAGE"          // of the deployment
+	envSAMLocal   = "OPSPLANE_SAM_LOCAL_URL"  // the API with its functions in containers
+	envBuild      = "OPSPLANE_AWS_BUILD"      // what sam build left
+	envLocalStack = "OPSPLANE_LOCALSTACK_URL" // SQS and EventBridge a second time
+)
+
+// runTests proves the AWS engine: the template by its tools, then every test with
+// the tag, on a local AWS with the template deployed.
+func runTests(ctx context.Context, r *rig.Rig, root string) error {
+	var endpoint, localStack string
+	var docker *rig.Docker
+	err := together(ctx,
+		timed(r, "MiniStack", func(ctx context.Context) (err error) { endpoint, err = r.MiniStack(ctx); return err }),
+		timed(r, "LocalStack", func(ctx context.Context) (err error) { localStack, err = r.LocalStack(ctx); return err }),
+		timed(r, "Docker", func(ctx context.Context) (err error) { docker, err = r.Docker(ctx); return err }),
+		timed(r, "the template's checks", r.Lint),
+		timed(r, "sam build", r.Build),
+		timed(r, "the agent", r.BuildAgent))
+	if err != nil {
+		return err
+	}
+	const stage = "test"
+	var s rig.Stack
+	if err := timed(r, "sam deploy", func(ctx context.Context) (err error) { s, err = r.Deploy(ctx, endpoint, stage); return err })(ctx); err != nil {
+		return err
+	}
+	url, err := s.Serve(ctx, "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	admin, err := fleet(ctx, r, s, url)
+	if err != nil {
+		return err
+	}
+	var samLocal string
+	if err := timed(r, "sam local", func(ctx context.Context) (err error) { samLocal, err = r.SAMLocal(ctx, docker, s); return err })(ctx); err != nil {
+		return err
+	}
+	env := append(rig.Environment(endpoint), envURL+"="+url, envToken+"="+admin, envStage+"="+stage,
+		envSAMLocal+"="+samLocal, envBuild+"="+r.BuildDir(), envLocalStack+"="+localStack)
+	packages, err := tagged(ctx, root)
+	if err != nil {
+		return err
+	}
+	return timed(r, "the tests", func(ctx context.Context) error {
+		// One package after the other: some of them measure.
+		return goTest(ctx, root, env, append([]string{"-p", "1", "-timeout", "25m"}, packages...)...)
+	})(ctx)
+}
+
+// goTest runs tests with the tag, never from the cache.
+func goTest(ctx context.Context, root string, env []string, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-count=1", "-tags", tag}, args...)...)
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = root, env, os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("go test: %w", err)
+	}
+	return nil
+}
+
+// tagged lists the packages that have tests with the tag: the others are run by
+// `make test`.
+func tagged(ctx context.Context, root string) ([]string, error) {
+	plain, err := testFiles(ctx, root)
+	if err != nil {
+		return nil, err
+	}
+	with, err := testFiles(ctx, root, "-tags", tag)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for pkg, files := range with {
+		if !slices.Equal(files, plain[pkg]) {
+			out = append(out, pkg)
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.New("no test has the tag " + tag)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// testFiles lists the test files of each package.
+func testFiles(ctx context.Context, root string, args ...string) (map[string][]string, error) {
+	cmd := exec.CommandContext(ctx, "go", append(append([]string{"list", "-json=ImportPath,TestGoFiles,XTestGoFiles"}, args...), "./...")...)
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			return nil, fmt.Errorf("go list: %w\n%s", err, exit.Stderr)
+		}
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	files := map[string][]string{}
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p struct {
+			ImportPath                string
+			TestGoFiles, XTestGoFiles []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return files, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("read go list: %w", err)
+		}
+		files[filepath.ToSlash(p.ImportPath)] = append(p.TestGoFiles, p.XTestGoFiles...)
+	}
+}
