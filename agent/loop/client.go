@@ -175,7 +175,12 @@ func (c *api) call(ctx context.Context, method, path, correlation string, body [
 	if out == nil {
 		return nil
 	}
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes+1))
+	var buffer bytes.Buffer
+	if n := resp.ContentLength; n > 0 && n <= maxAnswerBytes {
+		buffer.Grow(int(n) + bytes.MinRead) // which ReadFrom wants to have left at the end
+	}
+	_, err = buffer.ReadFrom(io.LimitReader(resp.Body, maxAnswerBytes+1))
+	data := buffer.Bytes()
 	if err != nil {
 		return fmt.Errorf("read answer of %s: %w", path, err)
 	}

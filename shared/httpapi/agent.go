@@ -64,10 +64,7 @@ func (rq *request) agentCluster() string { return firstOf(rq.principal.Clusters)
 
 // decode reads a body that is one JSON value without unknown fields.
 func decode(r *http.Request, v any) error {
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		return problem.New(problem.Malformed, "the body did not come in whole").WithCause(err)
-	}
+	b := requestOf(r.Context()).body
 	if len(b) == 0 {
 		return problem.New(problem.Malformed, "a body is required")
 	}

@@ -212,6 +212,7 @@ func (rq *request) readBody(w http.ResponseWriter, rp **http.Request) error {
 			return err
 		}
 	}
+	rq.body = b
 	clone := *r
 	clone.Body, clone.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
 	*rp = &clone
@@ -241,7 +242,7 @@ func (rq *request) wholeBody(w http.ResponseWriter, r *http.Request) ([]byte, er
 	}
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(rq.api.cfg.BodyTimeout)) // a test's recorder has none
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	b, err := readAll(http.MaxBytesReader(w, r.Body, limit), r.ContentLength)
 	var over *http.MaxBytesError
 	switch {
 	case errors.As(err, &over) && limit == 0:
@@ -255,6 +256,15 @@ func (rq *request) wholeBody(w http.ResponseWriter, r *http.Request) ([]byte, er
 	}
 	_ = rc.SetReadDeadline(time.Time{})
 	return b, nil
+}
+
+// readAll is io.ReadAll with room for the size that was announced, as far as a
+// client that sends nothing may make us hold it.
+func readAll(r io.Reader, size int64) ([]byte, error) {
+	var b bytes.Buffer
+	b.Grow(int(min(max(size, 0), 1<<20)) + bytes.MinRead) // which ReadFrom wants left at the end
+	_, err := b.ReadFrom(r)
+	return b.Bytes(), err
 }
 
 func noBody() *problem.Problem { return problem.New(problem.Malformed, "the request takes no body") }

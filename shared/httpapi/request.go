@@ -19,6 +19,7 @@ type request struct {
 	requestID   string
 	correlation string
 	principal   auth.Principal
+	body        []byte // all of it
 	// problem is what was answered, for audit and metrics.
 	problem *problem.Problem
 	denied  auth.Reason
