@@ -99,11 +99,7 @@ func (b *Bus) Publish(ctx context.Context, ms ...bus.Message) error {
 	for len(entries) > 0 {
 		n := fits(entries)
 		if err := b.put(ctx, entries[:n], failed); err != nil {
-			for _, e := range entries {
-				if failed[e.at] == nil {
-					failed[e.at] = err
-				}
-			}
+			failed.all(entries[n:], err)
 			break
 		}
 		entries = entries[n:]
@@ -113,6 +109,12 @@ func (b *Bus) Publish(ctx context.Context, ms ...bus.Message) error {
 
 // failures are errors by the message's place among the caller's.
 type failures map[int]error
+
+func (f failures) all(entries []entry, err error) {
+	for _, e := range entries {
+		f[e.at] = err
+	}
+}
 
 func (f failures) err() error {
 	if len(f) == 0 {
@@ -155,8 +157,8 @@ func fits(entries []entry) int {
 }
 
 // put puts one request's entries, and again those that EventBridge failed by its
-// own fault. Entries that it refuses, or fails to the last, go to failed; an
-// error means that the request as a whole came to nothing.
+// own fault. Entries that come to nothing go to failed; an error means that the
+// request as a whole did, so that another one is of no use.
 func (b *Bus) put(ctx context.Context, entries []entry, failed failures) error {
 	for attempt := 1; ; attempt++ {
 		puts := make([]types.PutEventsRequestEntry, len(entries))
@@ -168,7 +170,9 @@ func (b *Bus) put(ctx context.Context, entries []entry, failed failures) error {
 			err = fmt.Errorf("answer has %d entries for %d", len(out.Entries), len(puts))
 		}
 		if err != nil {
-			return failure(ctx, b.o.Bus, err)
+			err = failure(ctx, b.o.Bus, err)
+			failed.all(entries, err)
+			return err
 		}
 		// "The result contains the entries in the order of the request" (Amazon
 		// EventBridge API Reference, PutEvents).
@@ -190,10 +194,8 @@ func (b *Bus) put(ctx context.Context, entries []entry, failed failures) error {
 		}
 		b.o.Logger.InfoContext(ctx, "events are put again", "entries", len(entries), "attempt", attempt, "code", last.Code)
 		if err := b.pause(ctx, attempt); err != nil {
-			for _, e := range entries {
-				failed[e.at] = fmt.Errorf("put event on %s: %w: %w", b.o.Bus, err, last)
-			}
-			return fmt.Errorf("put events on %s: %w: %w", b.o.Bus, bus.ErrUnavailable, err)
+			failed.all(entries, fmt.Errorf("put event on %s: %w: %w", b.o.Bus, err, last))
+			return failure(ctx, b.o.Bus, err)
 		}
 	}
 }
