@@ -1,7 +1,6 @@
 package bus
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,7 +34,7 @@ func (m Message) Fit() (Message, error) {
 		return m, fmt.Errorf("%w: message %s: detail is no JSON object", ErrInvalid, m.ID)
 	}
 	if !utf8.Valid(m.Detail) {
-		m.Detail = bytes.ToValidUTF8(m.Detail, []byte("\uFFFD"))
+		m.Detail = json.RawMessage(string([]rune(string(m.Detail))))
 	}
 	if len(m.Detail) <= MaxDetailBytes {
 		return m, nil
