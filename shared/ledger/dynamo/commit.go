@@ -5,10 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -123,31 +122,6 @@ func (db *DB) settle(ctx context.Context, a *attempt) error {
 	}
 }
 
-// send makes one attempt.
-func (db *DB) send(ctx context.Context, a *attempt) outcome {
-	ctx, cancel := context.WithTimeout(ctx, db.pause.attempt)
-	defer cancel()
-	sent := false
-	once := func(o *dynamodb.Options) {
-		o.Retryer = aws.NopRetryer{}
-		o.APIOptions = append(o.APIOptions, noteSent(&sent))
-	}
-	if act := &a.writes[0]; len(a.writes) == 1 && act.Kind == ledger.Put {
-		in := a.transactItem(db.table, act).Update
-		_, err := db.client.UpdateItem(ctx, &dynamodb.UpdateItemInput{
-			TableName: in.TableName, Key: in.Key, UpdateExpression: in.UpdateExpression, ConditionExpression: in.ConditionExpression,
-			ExpressionAttributeValues: in.ExpressionAttributeValues, ReturnValuesOnConditionCheckFailure: in.ReturnValuesOnConditionCheckFailure,
-		}, once)
-		return judge(err, sent)
-	}
-	in := &dynamodb.TransactWriteItemsInput{ClientRequestToken: &a.token, TransactItems: make([]types.TransactWriteItem, len(a.writes))}
-	for i := range a.writes {
-		in.TransactItems[i] = a.transactItem(db.table, &a.writes[i])
-	}
-	_, err := db.client.TransactWriteItems(ctx, in, once)
-	return judge(err, sent)
-}
-
 // weigh says what failed conditions mean: nil when the commit itself had made
 // them fail, a conflict, or that it must be sent again in another form.
 func (db *DB) weigh(a *attempt, out outcome, doubt bool, began time.Time) (again bool, err error) {
@@ -156,6 +130,7 @@ func (db *DB) weigh(a *attempt, out outcome, doubt bool, began time.Time) (again
 		act := &a.writes[i]
 		if act.Kind == ledger.Put && a.wrote(old) {
 			db.counts.recovered.Add(1)
+			db.log.Info("ledger commit found applied after its answer was lost", slog.Int("writes", len(a.writes)))
 			return false, nil // one of its writes is there, so all are
 		}
 		if act.Expect != ledger.AnyVersion {

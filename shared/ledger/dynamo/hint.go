@@ -40,10 +40,12 @@ func (r *run) fill(ctx context.Context, db *DB) error {
 	}
 	cond, values := r.span.condition(r.place, r.partition)
 	for len(r.ready) == 0 && !r.done {
-		out, err := db.client.Query(ctx, &dynamodb.QueryInput{
+		call, end := db.bounded(ctx)
+		out, err := db.client.Query(call, &dynamodb.QueryInput{
 			TableName: &db.table, IndexName: &r.index, KeyConditionExpression: &cond, ExpressionAttributeValues: values,
 			ScanIndexForward: aws.Bool(!r.reverse), Limit: aws.Int32(r.page), ExclusiveStartKey: r.start,
 		})
+		end()
 		if err != nil {
 			return readFailure(ctx, err)
 		}

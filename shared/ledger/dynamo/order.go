@@ -20,7 +20,7 @@ import (
 // order and leaves no 0x00 inside. A stored index partition is escape(PK), with
 // 0x00 and the part's number behind it when it is sharded.
 
-const end = "\x00"
+const separator = "\x00"
 
 var escaper = strings.NewReplacer("\x00", "\x01\x01", "\x01", "\x01\x02")
 
@@ -55,13 +55,13 @@ func unescape(s string) (string, error) {
 
 // storedSort is the stored sort key of an item in an index.
 func storedSort(sort string, k ledger.Key) string {
-	return escape(sort) + end + escape(k.PK) + end + k.SK
+	return escape(sort) + separator + escape(k.PK) + separator + k.SK
 }
 
 // sortOf reads a stored sort key: the sort key that the item was put with, and
 // the item's own key.
 func sortOf(stored string) (sort string, k ledger.Key, err error) {
-	parts := strings.SplitN(stored, end, 3)
+	parts := strings.SplitN(stored, separator, 3)
 	if len(parts) != 3 || parts[0] == "" || parts[1] == "" || parts[2] == "" {
 		return "", k, fmt.Errorf("%w: index sort key %q", errGarbled, stored)
 	}
@@ -76,11 +76,11 @@ func sortOf(stored string) (sort string, k ledger.Key, err error) {
 // part is the number of the part to which an item of a sharded partition goes.
 func part(k ledger.Key, parts int) int {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(k.PK + end + k.SK)) // a hash takes everything
+	_, _ = h.Write([]byte(k.PK + separator + k.SK)) // a hash takes everything
 	return int(h.Sum32() % uint32(parts))
 }
 
-func storedPart(pk string, n int) string { return escape(pk) + end + strconv.Itoa(n) }
+func storedPart(pk string, n int) string { return escape(pk) + separator + strconv.Itoa(n) }
 
 // storedPartition is the stored partition of an item in an index.
 func (db *DB) storedPartition(pk string, k ledger.Key) string {
@@ -104,7 +104,7 @@ func (db *DB) partitions(pk string) []string {
 
 // partitionOf reads a stored partition, sharded or not.
 func partitionOf(stored string) (string, error) {
-	name, _, _ := strings.Cut(stored, end)
+	name, _, _ := strings.Cut(stored, separator)
 	return unescape(name)
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/aws/smithy-go"
-	"github.com/aws/smithy-go/middleware"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -107,17 +106,6 @@ func judgeReasons(err error, reasons []types.CancellationReason) outcome {
 		out.verdict = contended
 	}
 	return out
-}
-
-// noteSent sets sent when the request is handed to the HTTP client: what failed
-// before, as for want of credentials, was not written.
-func noteSent(sent *bool) func(*middleware.Stack) error {
-	note := middleware.DeserializeMiddlewareFunc("LedgerNoteSent",
-		func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
-			*sent = true
-			return next.HandleDeserialize(ctx, in)
-		})
-	return func(s *middleware.Stack) error { return s.Deserialize.Add(note, middleware.After) }
 }
 
 // readFailure is what a caller sees of a failed read.

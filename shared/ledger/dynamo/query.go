@@ -102,10 +102,12 @@ func (db *DB) queryTable(ctx context.Context, q ledger.Query, after string) (led
 	cond, values := s.condition(place{attrPK, attrSK}, q.PK)
 	var page ledger.Page
 	for size := 0; ; {
-		out, err := db.client.Query(ctx, &dynamodb.QueryInput{
+		call, end := db.bounded(ctx)
+		out, err := db.client.Query(call, &dynamodb.QueryInput{
 			TableName: &db.table, KeyConditionExpression: &cond, ExpressionAttributeValues: values, ConsistentRead: aws.Bool(true),
 			ScanIndexForward: aws.Bool(!q.Reverse), Limit: aws.Int32(int32(q.Limit - len(page.Items))), ExclusiveStartKey: start,
 		})
+		end()
 		if err != nil {
 			return page, readFailure(ctx, err)
 		}

@@ -28,7 +28,9 @@ func (db *DB) get(ctx context.Context, k ledger.Key) (it ledger.Item, ok bool, e
 	if err := ctx.Err(); err != nil || !possible(k) {
 		return it, false, err
 	}
-	out, err := db.client.GetItem(ctx, &dynamodb.GetItemInput{TableName: &db.table, Key: keyAttributes(k), ConsistentRead: aws.Bool(true)})
+	call, end := db.bounded(ctx)
+	defer end()
+	out, err := db.client.GetItem(call, &dynamodb.GetItemInput{TableName: &db.table, Key: keyAttributes(k), ConsistentRead: aws.Bool(true)})
 	if err != nil {
 		return it, false, readFailure(ctx, err)
 	}
@@ -73,9 +75,11 @@ func (db *DB) getMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledg
 	found := make(map[ledger.Key]ledger.Item, len(keys))
 	idle := 0
 	for len(keys) > 0 {
-		out, err := db.client.BatchGetItem(ctx, &dynamodb.BatchGetItemInput{RequestItems: map[string]types.KeysAndAttributes{
+		call, end := db.bounded(ctx)
+		out, err := db.client.BatchGetItem(call, &dynamodb.BatchGetItemInput{RequestItems: map[string]types.KeysAndAttributes{
 			db.table: {Keys: keys, ConsistentRead: aws.Bool(true)},
 		}})
+		end()
 		if err != nil {
 			return nil, readFailure(ctx, err)
 		}
@@ -107,6 +111,12 @@ func (db *DB) getMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledg
 		}
 	}
 	return found, nil
+}
+
+// bounded is the context of one reading call, with the SDK's retries: no answer
+// must not mean for ever.
+func (db *DB) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, db.pause.budget)
 }
 
 // possible tells whether an item can have the key. DynamoDB refuses to look for

@@ -41,6 +41,7 @@ type attempt struct {
 	now    int64  // Unix seconds
 	name   []byte // of the commit, kept on what it puts
 	token  string
+	body   []byte // as it was first sent
 	writes []action
 }
 
@@ -91,6 +92,7 @@ const putOverhead = 64
 func (a *attempt) renew(db *DB) {
 	a.now = db.now().Unix()
 	a.token = rand.Text()
+	a.body = nil
 }
 
 // condition returns the condition of an action, "" for none, and its values.
