@@ -9,7 +9,6 @@ package eventbridge
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -34,6 +33,8 @@ const (
 	maxRequestBytes = 256<<10 - 1
 	// timeBytes is what a time counts, see there.
 	timeBytes = 14
+	// callTime bounds a request with the SDK's own attempts.
+	callTime = 10 * time.Second
 )
 
 // Options configure a bus.
@@ -165,12 +166,8 @@ func (b *Bus) put(ctx context.Context, entries []entry, failed failures) error {
 		for i, e := range entries {
 			puts[i] = e.put
 		}
-		out, err := b.o.Client.PutEvents(ctx, &eventbridge.PutEventsInput{Entries: puts})
-		if err == nil && len(out.Entries) != len(puts) {
-			err = fmt.Errorf("answer has %d entries for %d", len(out.Entries), len(puts))
-		}
+		results, err := b.call(ctx, puts)
 		if err != nil {
-			err = failure(ctx, b.o.Bus, err)
 			failed.all(entries, err)
 			return err
 		}
@@ -178,7 +175,7 @@ func (b *Bus) put(ctx context.Context, entries []entry, failed failures) error {
 		// EventBridge API Reference, PutEvents).
 		var left []entry
 		var last *EntryError
-		for i, r := range out.Entries {
+		for i, r := range results {
 			if r.ErrorCode == nil {
 				continue
 			}
@@ -200,6 +197,20 @@ func (b *Bus) put(ctx context.Context, entries []entry, failed failures) error {
 	}
 }
 
+// call puts entries once, and answers as many results as there are entries.
+func (b *Bus) call(ctx context.Context, puts []types.PutEventsRequestEntry) ([]types.PutEventsResultEntry, error) {
+	bounded, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	out, err := b.o.Client.PutEvents(bounded, &eventbridge.PutEventsInput{Entries: puts})
+	if err != nil {
+		return nil, failure(ctx, b.o.Bus, err)
+	}
+	if len(out.Entries) != len(puts) {
+		return nil, failure(ctx, b.o.Bus, fmt.Errorf("answer has %d entries for %d", len(out.Entries), len(puts)))
+	}
+	return out.Entries, nil
+}
+
 // pause waits before the next attempt, a random part of a doubling time.
 func (b *Bus) pause(ctx context.Context, attempt int) error {
 	timer := time.NewTimer(rand.N(b.o.Backoff << min(attempt-1, 6)))
@@ -211,7 +222,3 @@ func (b *Bus) pause(ctx context.Context, attempt int) error {
 		return ctx.Err()
 	}
 }
-
-// ErrRefused: AWS does not accept the credentials, or not for this bus. Trying
-// again does not help.
-var ErrRefused = errors.New("AWS credentials refused")

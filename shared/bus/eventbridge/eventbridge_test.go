@@ -362,6 +362,24 @@ func TestCallerGoesAway(t *testing.T) {
 	})
 }
 
+// TestSilence: an EventBridge that never answers holds a publish up for one
+// request's time.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := New(Options{Bus: "b", Client: eventbridge.New(eventbridge.Options{Region: "us-east-1",
+			Credentials: credentials.NewStaticCredentialsProvider("AKID", "secret", ""), HTTPClient: doer(func(r *http.Request) (*http.Response, error) {
+				<-r.Context().Done()
+				return nil, r.Context().Err()
+			})})})
+		start := time.Now()
+		check(t, b.Publish(t.Context(), messages(11)...), []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, bus.ErrUnavailable)
+		if took := time.Since(start); took != callTime {
+			t.Errorf("took %s, want %s", took, callTime)
+		}
+	})
+}
+
 // TestOwnLimits: what is refused here never reaches EventBridge, whose
 // emulators would take it, and holds nothing else back.
 func TestOwnLimits(t *testing.T) {

@@ -11,6 +11,10 @@ import (
 	"github.com/opsplane/opsplane/shared/bus"
 )
 
+// ErrRefused: AWS does not accept the credentials, or not for this bus. Trying
+// again does not help.
+var ErrRefused = errors.New("AWS credentials refused")
+
 // EntryError is what EventBridge says of one entry in an answer that is
 // otherwise a success. errors.Is tells its kind: bus.ErrInvalid, ErrRefused,
 // else bus.ErrUnavailable.
