@@ -46,14 +46,20 @@ type Plane struct {
 	aws aws.Config
 }
 
-// Open makes the engines. It calls no service of AWS: the first invocation does.
+// Open makes the engines with the environment's SDK configuration. It calls no
+// service of AWS: the first invocation does.
 func Open(ctx context.Context, c Config) (*Plane, error) {
-	p := &Plane{Config: c, Log: c.Logger, Metrics: NewMetrics(os.Stdout, c)}
-	p.Log = cmp.Or(p.Log, NewLogger(os.Stdout, c))
-	var err error
-	if p.aws, err = awsclient.Load(ctx); err != nil {
+	a, err := awsclient.Load(ctx)
+	if err != nil {
 		return nil, err
 	}
+	return New(c, a)
+}
+
+// New makes the engines with an SDK configuration of the caller's own.
+func New(c Config, a aws.Config) (*Plane, error) {
+	p := &Plane{Config: c, Log: c.Logger, Metrics: NewMetrics(os.Stdout, c), aws: a}
+	p.Log = cmp.Or(p.Log, NewLogger(os.Stdout, c))
 	db, err := dynamo.New(dynamo.Options{Client: dynamodb.NewFromConfig(p.aws), Table: c.Table, Sharded: record.BusyPartitions(), Logger: p.Log})
 	if err != nil {
 		return nil, err
