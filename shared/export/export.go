@@ -3,6 +3,7 @@ package export
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/relay"
+	"github.com/opsplane/opsplane/shared/verify"
 )
 
 // Ledger is what can be exported: an engine that can be walked.
@@ -50,10 +52,29 @@ func Live(ctx context.Context, st *record.Store) ([]LiveOperation, error) {
 	return found, nil
 }
 
-// Write writes a ledger that nobody writes to meanwhile. It walks it once to
-// count and once for each stage.
+// ErrUnsound: the ledger breaks a promise already, so it is not moved.
+var ErrUnsound = errors.New("the ledger does not hold")
+
+// holds proves the ledger's promises and counts what it holds.
+func holds(ctx context.Context, l Ledger) (Holds, error) {
+	r, err := verify.Run(ctx, &record.Store{Ledger: readOnly{l}}, time.Time{}, 0)
+	if err != nil {
+		return Holds{}, fmt.Errorf("export: verify: %w", err)
+	}
+	if r.Count > 0 {
+		return Holds{}, fmt.Errorf("export: %w: %d problems, the first: %s", ErrUnsound, r.Count, r.Problems[0])
+	}
+	return Holds{Operations: r.Operations, Live: r.Live, Entries: r.Entries, Locks: r.Locks, Streams: r.Streams, Events: r.Events}, nil
+}
+
+// Write proves a ledger and writes it. Nobody writes to it meanwhile and its clock
+// stands still. It is walked once to count and once for each stage.
 func Write(ctx context.Context, l Ledger, source Source, now time.Time, to io.Writer) (Header, error) {
 	h := Header{Format: Format, MadeAt: now.UTC().Truncate(time.Second), Source: source, Counts: map[string]int64{}}
+	var err error
+	if h.Holds, err = holds(ctx, l); err != nil {
+		return h, err
+	}
 	behind, err := behindIn(ctx, l)
 	if err != nil {
 		return h, err
@@ -63,9 +84,6 @@ func Write(ctx context.Context, l Ledger, source Source, now time.Time, to io.Wr
 		h.Items++
 		h.Counts[record.Kind(it.Key)]++
 		perStage[at]++
-		if at == plans || at == live && it.Index[ledger.Live] != (ledger.Key{}) {
-			h.Live++
-		}
 		return nil
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -33,8 +34,8 @@ func TestRoundTrip(t *testing.T) {
 	if d := differences(t, s.db, db); len(d) > 0 {
 		t.Errorf("the ledgers differ: %q", d)
 	}
-	if r.Put != r.Header.Items || r.Found != 0 || r.Already || r.Header.Live != 2 {
-		t.Errorf("%d of %d items put, %d found, %d live", r.Put, r.Header.Items, r.Found, r.Header.Live)
+	if r.Put != r.Header.Items || r.Found != 0 || r.Already || r.Header.Holds.Live != 2 {
+		t.Errorf("%d of %d items put, %d found, %d live", r.Put, r.Header.Items, r.Found, r.Header.Holds.Live)
 	}
 	if !q.made[fleet.QueueName(s.cluster)] || len(q.made) != 1 {
 		t.Errorf("queues %v", q.made)
@@ -44,7 +45,7 @@ func TestRoundTrip(t *testing.T) {
 	st := &record.Store{Ledger: db, Now: still, Timing: operation.OneMachine}
 	v, err := verify.Run(ctx, st, t0, time.Minute)
 	no(t, err)
-	if v.Count > 0 || v.Operations != 4 || v.Live != 2 {
+	if v.Count > 0 || v.Operations != 4 || v.Live != 2 || v.Entries != r.Header.Holds.Entries || v.Events != r.Header.Holds.Events || v.Entries == 0 {
 		t.Errorf("the copy has %d operations, %d live: %q", v.Operations, v.Live, v.Problems)
 	}
 	if _, err := auth.NewStore(db, still).Authenticate(ctx, s.bearer); err != nil {
@@ -87,6 +88,16 @@ func TestRoundTrip(t *testing.T) {
 		if it.Version != before[k].Version {
 			t.Errorf("a second run wrote %s", k)
 		}
+	}
+}
+
+// A ledger that breaks a promise is not moved.
+func TestUnsound(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	no(t, s.db.Commit(t.Context(), ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: record.StreamRunKey(s.cluster, 1)}, Expect: ledger.AnyVersion}))
+	if _, err := Write(t.Context(), s.db, Source{}, t0, io.Discard); !errors.Is(err, ErrUnsound) {
+		t.Error(err)
 	}
 }
 

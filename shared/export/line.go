@@ -55,8 +55,18 @@ type Header struct {
 	Items  int64     `json:"items"`
 	// Counts of the items by kind (record.Kind).
 	Counts map[string]int64 `json:"counts"`
-	// Live operations are among them: each is marked as restored.
-	Live int64 `json:"live"`
+	Holds  Holds            `json:"holds"`
+}
+
+// Holds is what verify.Run counted in the source, so that the same can be counted
+// on the other side.
+type Holds struct {
+	Operations int `json:"operations"`
+	Live       int `json:"live"` // of them
+	Entries    int `json:"journal_entries"`
+	Locks      int `json:"locks"` // held
+	Streams    int `json:"streams"`
+	Events     int `json:"events"`
 }
 
 // Source says where a stream comes from, for people.

@@ -1,4 +1,5 @@
-// Command opsplane is the one-machine engine and its tools.
+// Command opsplane is the one-machine engine, its tools, and those of a
+// deployment on AWS.
 package main
 
 import (
@@ -26,6 +27,10 @@ type cli struct {
 	Backup  backupCmd  `cmd:"" help:"Copy the ledger to a file, while the engine runs or not."`
 	Restore restoreCmd `cmd:"" help:"Make a data folder from a backup."`
 	Verify  verifyCmd  `cmd:"" help:"Walk journals, locks and streams, and tell what does not hold."`
+	Export  exportCmd  `cmd:"" help:"Write a data folder's ledger to standard output, to be imported elsewhere."`
+	Import  importCmd  `cmd:"" help:"Put an export from standard input into the empty table of a deployment on AWS."`
+	Cluster clusterCmd `cmd:"" help:"Register clusters and their agents' tokens, over the API of either engine."`
+	AWS     awsCmd     `cmd:"" name:"aws" help:"What needs the credentials of whoever deployed."`
 	Agent   agentCmd   `cmd:"" help:"Run an agent (see opsplane agent --help)." passthrough:""`
 	Version struct{}   `cmd:"" help:"Print the version."`
 }
@@ -78,6 +83,9 @@ func (c *upCmd) Run() error {
 	if err := c.check(); err != nil {
 		return err
 	}
+	if err := notMoved(c.Data); err != nil {
+		return err
+	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(c.Log)); err != nil {
 		return err
@@ -102,20 +110,14 @@ type backupCmd struct {
 	Data string `help:"Data folder." default:"data" env:"OPSPLANE_DATA"`
 }
 
-func (c *backupCmd) Run() error { return local.Backup(context.Background(), c.Data, c.File) }
+func (c *backupCmd) Run(ctx context.Context) error { return local.Backup(ctx, c.Data, c.File) }
 
 type restoreCmd struct {
 	File string `arg:"" help:"A backup." type:"path"`
 	Data string `help:"Data folder to make; it must be empty or not exist." required:""`
 }
 
-func (c *restoreCmd) Run() error { return local.Restore(context.Background(), c.File, c.Data) }
-
-type verifyCmd struct {
-	Data string `arg:"" optional:"" help:"Data folder or backup file." default:"data" env:"OPSPLANE_DATA"`
-}
-
-func (c *verifyCmd) Run() error { return local.Verify(context.Background(), c.Data, os.Stdout) }
+func (c *restoreCmd) Run(ctx context.Context) error { return local.Restore(ctx, c.File, c.Data) }
 
 type agentCmd struct {
 	Args []string `arg:"" optional:""`
@@ -129,11 +131,14 @@ func main() {
 		os.Exit(agentcmd.Main(ctx, os.Args[2:], os.Stdin, os.Stderr))
 	}
 	var c cli
-	k := kong.Parse(&c, kong.Name("opsplane"), kong.Description("The operations plane of a GPU fleet, on one machine."), kong.UsageOnError())
+	k := kong.Parse(&c, kong.Name("opsplane"), kong.Description("The operations plane of a GPU fleet."), kong.UsageOnError())
 	if strings.HasPrefix(k.Command(), "version") {
 		fmt.Println("opsplane", local.Version)
 		return
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal kills
+	k.BindTo(ctx, (*context.Context)(nil))
 	if err := k.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "opsplane:", err)
 		os.Exit(1)
