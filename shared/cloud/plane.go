@@ -43,6 +43,7 @@ type Plane struct {
 	Queue  *sqs.Engine
 	Waker  *sweep.Waker // what the ledger rings by
 
+	db  ledger.Ledger // the engine as it is
 	aws aws.Config
 }
 
@@ -64,6 +65,7 @@ func New(c Config, a aws.Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.db = db
 	p.Queue = sqs.New(sqs.Options{Client: awssqs.NewFromConfig(p.aws), Prefix: c.QueuePrefix, Logger: p.Log})
 	p.Waker = &sweep.Waker{Queue: p.Queue, Now: time.Now, Logger: p.Log}
 	p.Ledger = sweep.Waking(db, p.Waker)
@@ -71,8 +73,9 @@ func New(c Config, a aws.Config) (*Plane, error) {
 	return p, nil
 }
 
-// Tokens keeps the API tokens.
-func (p *Plane) Tokens() *auth.Store { return auth.NewStore(p.Ledger, time.Now) }
+// Tokens keeps the API tokens. None falls due, so its writes ring nobody: who
+// only authenticates needs no right to a queue.
+func (p *Plane) Tokens() *auth.Store { return auth.NewStore(p.db, time.Now) }
 
 // Authenticator accepts API tokens, and those of the configured issuer, which is
 // first asked when a token of its own comes.
