@@ -76,6 +76,9 @@ func letter(l queue.DeadLetter) record.DeadLetter {
 	if len(d.Body) > 8<<10 || !operation.CleanText(d.Body) {
 		d.Body = fmt.Sprintf("%.1024q", d.Body)
 	}
+	if !operation.CleanText(d.Reason) {
+		d.Reason = fmt.Sprintf("%.512q", d.Reason)
+	}
 	return d
 }
 

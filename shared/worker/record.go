@@ -7,10 +7,15 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
-// maxKeysBytes bounds what of a record's keys is shown.
-const maxKeysBytes = 4 << 10
+const (
+	// maxKeysBytes bounds what of a record's keys is shown, maxNames how many of
+	// the names in it.
+	maxKeysBytes = 4 << 10
+	maxNames     = 32
+)
 
 // identity is what tells a record from others, as far as it can be read.
 type identity struct{ event, sequence string }
@@ -70,19 +75,17 @@ func describe(raw json.RawMessage) []byte {
 		Image     map[string]string `json:"image,omitempty"`
 		Names     []string          `json:"names"` // of what the record consists of
 	}{
-		EventID: text(record["eventID"]), EventName: text(record["eventName"]), Source: text(record["eventSource"]),
-		Stream: text(record["eventSourceARN"]), Sequence: text(change["SequenceNumber"]), Image: map[string]string{},
-		Names: slices.Sorted(maps.Keys(record)),
+		EventID: clip(text(record["eventID"])), EventName: clip(text(record["eventName"])), Source: clip(text(record["eventSource"])),
+		Stream: clip(text(record["eventSourceARN"])), Sequence: clip(text(change["SequenceNumber"])), Image: map[string]string{},
+		Names: names(record),
 	}
 	if keys := change["Keys"]; len(keys) <= maxKeysBytes {
 		shown.Keys = keys
 	}
-	for name, value := range fields(change["NewImage"]) {
-		kind := "?"
-		if types := slices.Sorted(maps.Keys(fields(value))); len(types) > 0 {
-			kind = types[0]
-		}
-		shown.Image[name] = fmt.Sprintf("%.8s, %d bytes of JSON", kind, len(value))
+	image := fields(change["NewImage"])
+	for _, name := range names(image) {
+		kind := strings.Join(names(fields(image[name])), " ")
+		shown.Image[name] = fmt.Sprintf("%.16s, %d bytes of JSON", kind, len(image[name]))
 	}
 	b, err := json.Marshal(shown)
 	if err != nil {
@@ -90,3 +93,12 @@ func describe(raw json.RawMessage) []byte {
 	}
 	return b
 }
+
+// names are those of an object, or the first of many.
+func names(object map[string]json.RawMessage) []string {
+	all := slices.Sorted(maps.Keys(object))
+	return all[:min(maxNames, len(all))]
+}
+
+// clip shortens what no record of ours is as long as.
+func clip(s string) string { return fmt.Sprintf("%.256s", s) }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opsplane/opsplane/shared/cloud"
 	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/queue"
 	"github.com/opsplane/opsplane/shared/relay"
 	"github.com/opsplane/opsplane/shared/sweep"
@@ -135,9 +136,12 @@ func (h *Relay) decode(raw json.RawMessage) (c ledger.Change, err error) {
 
 // keep keeps an unreadable record where people look for dead letters, once.
 func (h *Relay) keep(ctx context.Context, raw json.RawMessage, why error) error {
-	id := identify(raw)
-	return sweep.Keep(ctx, h.Relay.Store, queue.DeadLetter{ID: id.unique(raw), Queue: StreamQueue, Body: describe(raw),
-		Reason: fmt.Sprintf("unreadable: %.500s", why), At: h.Relay.Store.Now()})
+	reason := fmt.Sprintf("%.500s", why)
+	if !operation.CleanText(reason) {
+		reason = fmt.Sprintf("%.500q", reason)
+	}
+	return sweep.Keep(ctx, h.Relay.Store, queue.DeadLetter{ID: identify(raw).unique(raw), Queue: StreamQueue, Body: describe(raw),
+		Reason: "unreadable: " + reason, At: h.Relay.Store.Now()})
 }
 
 func (h *Relay) measure(ctx context.Context, b *batch, late int) {
