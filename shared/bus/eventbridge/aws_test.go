@@ -6,6 +6,8 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"flag"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -31,6 +33,16 @@ const localStackEnv = "OPSPLANE_LOCALSTACK_URL"
 type cloud struct {
 	events *eventbridge.Client
 	queues *sqs.Client
+}
+
+// TestMain runs more tests at once than there are cores, since most of them wait;
+// -parallel still has the last word.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "12"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	m.Run()
 }
 
 // onEach runs a test against the local AWS, and the second one.

@@ -8,6 +8,8 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"flag"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -25,6 +27,16 @@ import (
 // localStackEnv names a second local AWS, of another make; everything here runs
 // on it too when it is set.
 const localStackEnv = "OPSPLANE_LOCALSTACK_URL"
+
+// TestMain runs more tests at once than there are cores, since most of them wait;
+// -parallel still has the last word.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "12"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	m.Run()
+}
 
 // onEach runs a test against the local AWS, and the second one.
 func onEach(t *testing.T, run func(t *testing.T, c *sqs.Client)) {
