@@ -28,7 +28,7 @@ var root = filepath.Join("..", "..")
 // HTTP. What they stand on may not either.
 var domain = []string{
 	"operation", "event", "alert", "fleet", "workload", "admission", "control", "registry", "agentapi", "relay", "sweep",
-	"planrun", "retention", "verify", "record", "protocol", "id", "ledger", "queue", "bus", "react",
+	"planrun", "retention", "verify", "export", "record", "protocol", "id", "ledger", "queue", "bus", "react",
 }
 
 // statusOnly are domain packages that may use net/http for the names of methods

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"strings"
 	"time"
 
@@ -32,6 +33,10 @@ const (
 	outputPrefix = "QueuePrefix"
 	outputURL    = "ApiUrl"
 )
+
+// prefixShape leaves room in a queue's name for a cluster's (Amazon SQS API
+// Reference, CreateQueue: 80 letters, digits, hyphens and underscores).
+var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_-]{1,42}$`)
 
 // Options say which deployment is meant: by its stack, or by its table.
 type Options struct {
@@ -76,6 +81,9 @@ func Open(ctx context.Context, o Options) (*Deployment, error) {
 	}
 	if d.QueuePrefix == "" {
 		d.QueuePrefix = d.Table + "-"
+	}
+	if !prefixShape.MatchString(d.QueuePrefix) {
+		return nil, fmt.Errorf("queues' names cannot begin with %q: it is 1 to 42 letters, digits, hyphens and underscores; give --queue-prefix", d.QueuePrefix)
 	}
 	if d.Ledger, err = dynamo.New(dynamo.Options{Client: d.db, Table: d.Table, Sharded: record.BusyPartitions(), Logger: o.Logger}); err != nil {
 		return nil, err

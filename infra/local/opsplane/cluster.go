@@ -36,7 +36,7 @@ type cluster struct {
 // tokenOutput says where the agents' token goes.
 type tokenOutput struct {
 	TokenOut string `help:"Write the agents' token to this new file instead of printing it." type:"path" placeholder:"FILE"`
-	JSON     bool   `help:"Print the API's answer as it is." name:"json"`
+	JSON     bool   `help:"Print the API's answer, without a token that goes to a file." name:"json"`
 }
 
 // file makes the token's file before the token is: one that cannot be kept must
@@ -106,10 +106,26 @@ func newToken(ctx context.Context, f *apiFlags, o *tokenOutput, method, path str
 		}
 	}
 	if o.JSON {
-		fmt.Fprintln(out, strings.TrimSpace(string(raw)))
-		return nil
+		return printJSON(out, raw, file != nil)
 	}
 	return show(out, f, o.TokenOut, &c)
+}
+
+// printJSON prints an answer, without the token when that is kept elsewhere.
+func printJSON(out io.Writer, raw []byte, kept bool) error {
+	var answer map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &answer); err != nil {
+		return fmt.Errorf("the API's answer is no object: %w", err)
+	}
+	if kept {
+		delete(answer, "token")
+	}
+	b, err := json.Marshal(answer)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(out, string(b))
+	return err
 }
 
 // show prints what an agent of the cluster needs.
@@ -142,7 +158,11 @@ func show(w io.Writer, f *apiFlags, tokenFile string, c *cluster) error {
 	if f.Insecure {
 		start += " --insecure"
 	}
-	fmt.Fprintf(w, "\nStart an agent, with credentials of that role where there is one:\n\n  %s --name %s-agent-0 --executor sim --sim-scenario zoo --sim-state %s-sim\n", start, c.Name, c.Name)
+	with := ""
+	if c.QueueURL != "" {
+		with = ", with AWS credentials of that role"
+	}
+	fmt.Fprintf(w, "\nStart an agent%s:\n\n  %s --name %s-agent-0 --executor sim --sim-scenario zoo --sim-state %s-sim\n", with, start, c.Name, c.Name)
 	return nil
 }
 
