@@ -90,7 +90,7 @@ func TestStreamInAnyShape(t *testing.T) {
 		for i := range 3 {
 			ops = append(ops, p.drain(i))
 		}
-		for round := 0; round < 6; round++ {
+		for range 3 {
 			p.stream()
 			batch := slices.Clone(p.records)
 			rnd.Shuffle(len(batch), func(i, j int) { batch[i], batch[j] = batch[j], batch[i] })
