@@ -15,7 +15,7 @@ const Source = "opsplane"
 
 // MaxDetailBytes bounds a message's detail as it is carried (EventBridge: 256 KB
 // an entry, of which the envelope takes its part). A larger one goes by
-// reference.
+// reference, as may one that an engine cannot carry.
 const MaxDetailBytes = 200 << 10
 
 // Errors of the seam; match with errors.Is.

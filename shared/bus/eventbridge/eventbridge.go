@@ -9,6 +9,7 @@ package eventbridge
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -26,9 +27,9 @@ const (
 	// maxEntries bounds the entries of a request (Amazon EventBridge API
 	// Reference, PutEvents).
 	maxEntries = 10
-	// maxRequestBytes bounds the entries of a request together, which must be
-	// under 256 KB by sizeOf (Amazon EventBridge User Guide, Calculating PutEvents
-	// event entry size). Newer accounts take more; each 64 KB is billed as an
+	// maxRequestBytes bounds the entries of a request together, by sizeOf: under
+	// 256 KB (Amazon EventBridge User Guide, Calculating PutEvents event entry
+	// size), in most regions 1 MB since January 2026. Each 64 KB is billed as an
 	// event of its own, so that smaller requests cost nothing.
 	maxRequestBytes = 256<<10 - 1
 	// timeBytes is what a time counts, see there.
@@ -75,15 +76,32 @@ func New(o Options) *Bus {
 // entry is a message on its way, with its place among the caller's.
 type entry struct {
 	at   int
+	m    bus.Message
 	put  types.PutEventsRequestEntry
 	size int
+	ref  bool // the detail is the message's reference by now
 }
 
-// Publish implements bus.Publisher. What EventBridge does not accept is listed
-// in a *bus.PartialError: messages that break a limit (bus.ErrTooLarge,
-// bus.ErrInvalid), credentials that are refused (ErrRefused), the rest
-// bus.ErrUnavailable after some attempts. Once a whole request fails, what comes
-// after it is not tried.
+// byReference has the entry carry the message's reference. A detail that is
+// sound JSON can still be none for EventBridge, which takes 1,000 levels and
+// integers of 64 bits (Amazon EventBridge API Reference, PutEvents): refused for
+// good, it would hold up all that comes after it.
+func (e *entry) byReference() error {
+	detail, err := bus.Reference(e.m)
+	if err != nil {
+		return err
+	}
+	e.put.Detail, e.ref = aws.String(string(detail)), true
+	return nil
+}
+
+// Publish implements bus.Publisher. A detail that EventBridge calls malformed is
+// put once more by reference, as one that is too large is at once.
+//
+// What EventBridge does not accept is listed in a *bus.PartialError: messages
+// that break a limit (bus.ErrTooLarge, bus.ErrInvalid), credentials that are
+// refused (ErrRefused), the rest bus.ErrUnavailable after some attempts. Once a
+// whole request fails, what comes after it is not tried.
 func (b *Bus) Publish(ctx context.Context, ms ...bus.Message) error {
 	failed := failures{}
 	entries := make([]entry, 0, len(ms))
@@ -95,7 +113,7 @@ func (b *Bus) Publish(ctx context.Context, ms ...bus.Message) error {
 		}
 		put := types.PutEventsRequestEntry{EventBusName: &b.o.Bus, Source: aws.String(bus.Source), DetailType: aws.String(m.Type),
 			Time: aws.Time(m.Time), Detail: aws.String(string(m.Detail))}
-		entries = append(entries, entry{i, put, sizeOf(put)})
+		entries = append(entries, entry{at: i, m: m, put: put, size: sizeOf(put)})
 	}
 	for len(entries) > 0 {
 		n := fits(entries)
@@ -180,7 +198,11 @@ func (b *Bus) put(ctx context.Context, entries []entry, failed failures) error {
 				continue
 			}
 			err := &EntryError{Code: *r.ErrorCode, Message: aws.ToString(r.ErrorMessage)}
-			if !err.retryable() || attempt == b.o.Attempts {
+			again := err.retryable()
+			if errors.Is(err, bus.ErrInvalid) && !entries[i].ref {
+				again = entries[i].byReference() == nil
+			}
+			if !again || attempt == b.o.Attempts {
 				failed[entries[i].at] = fmt.Errorf("put event on %s: %w", b.o.Bus, err)
 				continue
 			}

@@ -205,7 +205,15 @@ func TestFailedEntries(t *testing.T) {
 		},
 		"malformed": {
 			func(p put, _ int) string { return map[string]string{"0": "MalformedDetail"}[p.id()] },
-			[]string{"0 1 2 3 4"}, []int{0}, bus.ErrInvalid,
+			[]string{"0 1 2 3 4", "0"}, []int{0}, bus.ErrInvalid, // by reference too
+		},
+		"malformed but for its reference": {
+			func(p put, _ int) string {
+				if p.id() == "0" && !strings.Contains(p.Detail, "detail_omitted") {
+					return "MalformedDetail"
+				}
+				return ""
+			}, []string{"0 1 2 3 4", "0"}, nil, nil,
 		},
 		"not allowed": {
 			func(put, int) string { return "NotAuthorizedForSourceException" },
@@ -214,7 +222,7 @@ func TestFailedEntries(t *testing.T) {
 		"of all kinds": {
 			func(p put, request int) string {
 				return map[string]string{"1/1": "ThrottlingException", "2/1": "InvalidArgument", "3/1": "InternalFailure", "3/2": "AccessDeniedException"}[p.id()+"/"+strconv.Itoa(request)]
-			}, []string{"0 1 2 3 4", "1 3"}, []int{2, 3}, bus.ErrInvalid,
+			}, []string{"0 1 2 3 4", "1 2 3"}, []int{3}, ErrRefused,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
