@@ -57,6 +57,7 @@ func Run(t *testing.T, open func(t *testing.T, now func() time.Time) Engine) {
 		{"IndexOrder", testIndexOrder},
 		{"IndexPaging", testIndexPaging},
 		{"Due", testDue},
+		{"Foresee", testForesee},
 		{"Expiry", testExpiry},
 		{"ExpiryInConditions", testExpiryInConditions},
 		{"FeedOrder", testFeedOrder},
