@@ -17,7 +17,7 @@ const dispatchTries = 3
 // fail are tried again, and left to the sweep in the end: they must not hold up
 // the others.
 //
-// With an error (the ledger is unavailable, or ctx has ended) it returns the
+// With an error (the ledger is unavailable or lost an answer, or ctx has ended) it returns the
 // records that must come again; the others are dealt with.
 func (r *Relay) DispatchFeed(ctx context.Context, changes []ledger.Change) (again []ledger.Change, err error) {
 	failed, err := r.dispatchAll(ctx, Operations(changes))
@@ -43,7 +43,7 @@ func (r *Relay) dispatchAll(ctx context.Context, ids []string) (failed []string,
 // Publish. An operation that cannot be published is told and passed over, so
 // that the others go on; its next record, or the sweep, tries again.
 //
-// With an error (the ledger is unavailable, or ctx has ended) it returns the
+// With an error (the ledger is unavailable or lost an answer, or ctx has ended) it returns the
 // records that must come again; the others are dealt with.
 func (r *Relay) PublishFeed(ctx context.Context, changes []ledger.Change) (again []ledger.Change, err error) {
 	failed, err := r.publishAll(ctx, Operations(changes))
@@ -86,9 +86,9 @@ func (r *Relay) BusFeed(ctx context.Context, changes []ledger.Change) error {
 }
 
 // stops tells whether an error is no operation's own: nothing more can be done
-// now, for any of them.
+// now, for any of them, or it is not known what was.
 func stops(ctx context.Context, err error) bool {
-	return err != nil && (errors.Is(err, ledger.ErrUnavailable) || ctx.Err() != nil)
+	return err != nil && (errors.Is(err, ledger.ErrUnavailable) || errors.Is(err, ledger.ErrUnknown) || ctx.Err() != nil)
 }
 
 // about returns the records that are about the operations.

@@ -186,7 +186,8 @@ var _ ledger.Foreseer = (*waking)(nil)
 
 // Commit implements ledger.Ledger.
 func (l *waking) Commit(ctx context.Context, writes ...ledger.Write) error {
-	if err := l.Ledger.Commit(ctx, writes...); err != nil {
+	err := l.Ledger.Commit(ctx, writes...)
+	if err != nil && !errors.Is(err, ledger.ErrUnknown) { // else it may have been applied
 		return err
 	}
 	var dues []time.Time
@@ -199,7 +200,7 @@ func (l *waking) Commit(ctx context.Context, writes ...ledger.Write) error {
 		dues = append(dues, due)
 	}
 	if len(dues) == 0 {
-		return nil
+		return err
 	}
 	// The commit stands, even if its caller has gone away.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendWithin)
@@ -207,7 +208,7 @@ func (l *waking) Commit(ctx context.Context, writes ...ledger.Write) error {
 	if err := l.waker.Ring(ctx, dues...); err != nil {
 		l.waker.Logger.WarnContext(ctx, "a wake-up was not sent: the minute tick makes up for it", "err", err)
 	}
-	return nil
+	return err
 }
 
 // NextDue implements ledger.Foreseer over any engine.

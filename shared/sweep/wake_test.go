@@ -259,16 +259,17 @@ func TestWaking(t *testing.T) {
 		err    error
 		rings  []time.Duration
 	}{
-		"created":               {[]ledger.Write{due("a", t0.Add(10*second), none)}, nil, []time.Duration{10 * second}},
-		"later than it was":     {[]ledger.Write{due("a", t0.Add(40*second), t0.Add(10*second))}, nil, []time.Duration{}},
-		"as it was":             {[]ledger.Write{due("a", t0.Add(10*second), t0.Add(10*second))}, nil, []time.Duration{}},
-		"earlier than it was":   {[]ledger.Write{due("a", t0.Add(5*second), t0.Add(10*second))}, nil, []time.Duration{5 * second}},
-		"it was due soon":       {[]ledger.Write{due("a", t0.Add(40*second), t0.Add(2*second))}, nil, []time.Duration{40 * second}},
-		"it was overdue":        {[]ledger.Write{due("a", t0.Add(40*second), t0.Add(-second))}, nil, []time.Duration{40 * second}},
-		"ended":                 {[]ledger.Write{due("a", none, t0.Add(10*second))}, nil, []time.Duration{}},
-		"a check and a delete":  {[]ledger.Write{{Kind: ledger.Check, Item: ledger.Item{Due: t0}}, {Kind: ledger.Delete, Item: ledger.Item{Due: t0}}}, nil, []time.Duration{}},
-		"many, one of them new": {[]ledger.Write{due("a", t0.Add(40*second), t0.Add(10*second)), due("b", t0.Add(20*second), none)}, nil, []time.Duration{20 * second}},
-		"a commit that failed":  {[]ledger.Write{due("a", t0.Add(10*second), none)}, ledger.ErrConflict, []time.Duration{}},
+		"created":                     {[]ledger.Write{due("a", t0.Add(10*second), none)}, nil, []time.Duration{10 * second}},
+		"later than it was":           {[]ledger.Write{due("a", t0.Add(40*second), t0.Add(10*second))}, nil, []time.Duration{}},
+		"as it was":                   {[]ledger.Write{due("a", t0.Add(10*second), t0.Add(10*second))}, nil, []time.Duration{}},
+		"earlier than it was":         {[]ledger.Write{due("a", t0.Add(5*second), t0.Add(10*second))}, nil, []time.Duration{5 * second}},
+		"it was due soon":             {[]ledger.Write{due("a", t0.Add(40*second), t0.Add(2*second))}, nil, []time.Duration{40 * second}},
+		"it was overdue":              {[]ledger.Write{due("a", t0.Add(40*second), t0.Add(-second))}, nil, []time.Duration{40 * second}},
+		"ended":                       {[]ledger.Write{due("a", none, t0.Add(10*second))}, nil, []time.Duration{}},
+		"a check and a delete":        {[]ledger.Write{{Kind: ledger.Check, Item: ledger.Item{Due: t0}}, {Kind: ledger.Delete, Item: ledger.Item{Due: t0}}}, nil, []time.Duration{}},
+		"many, one of them new":       {[]ledger.Write{due("a", t0.Add(40*second), t0.Add(10*second)), due("b", t0.Add(20*second), none)}, nil, []time.Duration{20 * second}},
+		"a commit of unknown outcome": {[]ledger.Write{due("a", t0.Add(10*second), none)}, ledger.ErrUnknown, []time.Duration{10 * second}},
+		"a commit that failed":        {[]ledger.Write{due("a", t0.Add(10*second), none)}, ledger.ErrConflict, []time.Duration{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

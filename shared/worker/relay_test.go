@@ -245,40 +245,46 @@ func (p *plane) begun(when string, ops []string) {
 // it or behind it. The mapping goes on from the record that the function names.
 func TestStreamThrottled(t *testing.T) {
 	t.Parallel()
-	for _, applied := range []bool{false, true} {
-		for at, met := 1, true; met; at++ {
-			p := setup(t)
-			var ops []string
-			for i := range 3 {
-				ops = append(ops, p.drain(i))
-			}
-			rs := p.stream()
-			p.tap.reset()
-			met = false
-			fail := func(n int, _ []ledger.Write) error {
-				if n != at {
-					return nil
+	for _, tt := range []struct {
+		err     error
+		applied bool
+	}{{errThrottled, false}, {errThrottled, true}, {ledger.ErrUnknown, false}, {ledger.ErrUnknown, true}} {
+		t.Run(fmt.Sprintf("%v, applied %v", tt.err, tt.applied), func(t *testing.T) {
+			t.Parallel()
+			for at, met := 1, true; met; at++ {
+				p := setup(t)
+				var ops []string
+				for i := range 3 {
+					ops = append(ops, p.drain(i))
 				}
-				met = true
-				return errThrottled
+				rs := p.stream()
+				p.tap.reset()
+				met = false
+				fail := func(n int, _ []ledger.Write) error {
+					if n != at {
+						return nil
+					}
+					met = true
+					return tt.err
+				}
+				if tt.applied {
+					p.tap.after = fail
+				} else {
+					p.tap.commit = fail
+				}
+				if calls := p.mapping(rs); met != (calls > 1) {
+					t.Errorf("commit %d failed: %v; the function was called %d times", at, met, calls)
+				}
+				p.tap.reset()
+				p.settle()
+				p.begun(fmt.Sprintf("commit %d", at), ops)
+				if !met && at < 5 {
+					t.Fatalf("only %d commits", at)
+				}
+				p.queue.Close()
+				p.db.Close()
 			}
-			if applied {
-				p.tap.after = fail
-			} else {
-				p.tap.commit = fail
-			}
-			if calls := p.mapping(rs); met && calls == 1 && !applied {
-				t.Errorf("commit %d failed and the batch was taken", at)
-			}
-			p.tap.reset()
-			p.settle()
-			p.begun(fmt.Sprintf("commit %d, applied %v", at, applied), ops)
-			if !met && at < 5 {
-				t.Fatalf("only %d commits", at)
-			}
-			p.queue.Close()
-			p.db.Close()
-		}
+		})
 	}
 }
 

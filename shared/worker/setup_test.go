@@ -468,16 +468,6 @@ func wakeFor(due time.Time) string {
 
 var errThrottled = fmt.Errorf("%w: throttled", ledger.ErrUnavailable)
 
-// unavailableAt makes the n-th commit fail.
-func unavailableAt(at int) func(int, []ledger.Write) error {
-	return func(n int, _ []ledger.Write) error {
-		if n == at {
-			return errThrottled
-		}
-		return nil
-	}
-}
-
 // touches tells whether a commit writes an item of the partition.
 func touches(ws []ledger.Write, prefix string) bool {
 	return slices.ContainsFunc(ws, func(w ledger.Write) bool { return strings.HasPrefix(w.Item.PK, prefix) })
