@@ -1,5 +1,5 @@
-// Package sqlite is the one-machine engine of the queue seam: goqite on SQLite,
-// in a database file of its own.
+// Package sqlite is the one-machine engine of the queue seam: the table of goqite
+// (https://github.com/maragudk/goqite) on SQLite, in a database file of its own.
 //
 // It stands between relay and sweep, who ring, and the agents' long polls, who
 // answer. One writer goroutine owns the file: it gathers the calls that wait,
@@ -8,10 +8,11 @@
 // synchronous=NORMAL: kill -9 loses nothing, a power failure may lose the
 // latest doorbells, which the sweep rings again.
 //
-// goqite keeps messages, their order and their receive count. On top of it this
-// package builds what the seam asks for and goqite does not have: batches, a
-// visibility time per receive, receipts, dead letters, and queues that exist or
-// do not. See store.go for how.
+// goqite's design keeps messages, their order and their receive count; its
+// statements are here taken over, prepared and made for many messages at once,
+// since it parses each anew for every message. Beside it this package has what
+// the seam asks for: batches, a visibility time per receive, receipts, dead
+// letters, and queues that exist or do not. See store.go for how.
 package sqlite
 
 import (
@@ -35,8 +36,9 @@ type Options struct {
 // DB is an open queue engine; it implements queue.Queue. Only one process can
 // have the file open.
 type DB struct {
-	sql   *sql.DB
-	calls chan *call
+	sql      *sql.DB
+	prepared prepared
+	calls    chan *call
 
 	stopOnce sync.Once
 	stop     chan struct{} // closed by Close: take no more calls
@@ -59,11 +61,16 @@ func Open(ctx context.Context, o Options) (*DB, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open queue %s: read queues: %w", o.Path, err), db.Close())
 	}
+	p, err := prepareAll(ctx, db)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open queue %s: %w", o.Path, err), db.Close())
+	}
 	d := &DB{
-		sql:     db,
-		calls:   make(chan *call, 1024),
-		stop:    make(chan struct{}),
-		stopped: make(chan struct{}),
+		sql:      db,
+		prepared: p,
+		calls:    make(chan *call, 1024),
+		stop:     make(chan struct{}),
+		stopped:  make(chan struct{}),
 	}
 	go newWriter(d, names).run()
 	return d, nil
@@ -86,7 +93,7 @@ func (d *DB) Send(ctx context.Context, name string, ms ...queue.Outgoing) error 
 	if err := queue.CheckSend(ms); err != nil {
 		return err
 	}
-	return d.do(ctx, &call{queue: name, run: func(tx *sql.Tx, q *state) error { return send(tx, q, ms) }})
+	return d.do(ctx, &call{queue: name, run: func(tx *sql.Tx, q *state) error { return d.prepared.sendAll(tx, q, ms) }})
 }
 
 // Receive implements queue.Receiver. It answers an empty list when nothing came
@@ -141,7 +148,7 @@ func (d *DB) Delete(ctx context.Context, name string, receipts ...string) error 
 	if err := queue.CheckDelete(receipts); err != nil {
 		return err
 	}
-	return d.do(ctx, &call{queue: name, run: func(tx *sql.Tx, q *state) error { return remove(tx, q, receipts) }})
+	return d.do(ctx, &call{queue: name, run: func(tx *sql.Tx, q *state) error { return d.prepared.removeAll(tx, q, receipts) }})
 }
 
 // Extend implements queue.Receiver. A stale receipt is queue.ErrStaleReceipt.

@@ -375,7 +375,7 @@ func TestPlans(t *testing.T) {
 	}
 	defer db.Close()
 	for query, want := range map[string]string{
-		`select id from goqite where queue = ? and ? >= timeout and received < ? order by priority desc, created limit 1`: "USING INDEX goqite_queue_priority_created_idx (queue=?)",
+		`select id from goqite where queue = ? and ? >= timeout and received < ? order by priority desc, created limit ?`: "USING INDEX goqite_queue_priority_created_idx (queue=?)",
 		`select min(timeout || '') from goqite where queue = ?`:                                                           "goqite_due_idx (queue=?)",
 		`select id from goqite where queue = ? and timeout || '' <= ? order by timeout || '' limit ?`:                     "goqite_due_idx (queue=? AND <expr><?)",
 		`insert or ignore into dead (id, queue, body, reason, at) select id, ?, body, 'max_receives', ?` + spent:          "goqite_due_idx (queue=? AND <expr><?)",

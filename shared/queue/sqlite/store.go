@@ -5,24 +5,23 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"maragu.dev/goqite"
-
 	"github.com/opsplane/opsplane/shared/queue"
 )
 
-// A queue is two goqite queues. In "ready/<name>" every message can be received
-// now, so that goqite's query finds its first row at once however many wait;
-// "held/<name>" has the delayed ones and those handed out, in order of the time
-// when they are due. promote moves what is due from held to ready, and to the
-// table of dead letters what was handed out MaxReceives times.
+// A queue is two of goqite's. In "ready/<name>" every message can be received
+// now, so that the query of a receive finds its first rows at once however many
+// wait; "held/<name>" has the delayed ones and those handed out, in order of the
+// time when they are due. promote moves what is due from held to ready, and to
+// the table of dead letters what was handed out MaxReceives times.
 //
 // The table and its first index are goqite's (schema_sqlite.sql, v0.4.0)
 // without the trigger that keeps "updated", which nobody reads. The index on
-// held is over an expression, so that it is of no use to goqite's own query,
+// held is over an expression, so that it is of no use to the query of a receive,
 // which would sort all rows with it.
 const schema = `
 create table goqite (
@@ -77,13 +76,6 @@ func (q *state) dueBy(t time.Time) {
 	}
 }
 
-func (q *state) queue(name string, visibility time.Duration) *goqite.Queue {
-	return goqite.New(goqite.NewOpts{Name: name, DB: noDB, MaxReceive: queue.MaxReceives, Timeout: visibility})
-}
-
-// noDB satisfies goqite.New: only its Tx methods are used.
-var noDB = new(sql.DB)
-
 func loadQueues(ctx context.Context, db *sql.DB) ([]string, error) {
 	rows, err := db.QueryContext(ctx, `select name from queues`)
 	if err != nil {
@@ -101,49 +93,98 @@ func loadQueues(ctx context.Context, db *sql.DB) ([]string, error) {
 	return names, rows.Err()
 }
 
-func send(tx *sql.Tx, q *state, ms []queue.Outgoing) error {
-	ready, held := q.queue(q.ready, 0), q.queue(q.held, 0)
+// prepared are the statements of every doorbell's way, parsed once: parsing one
+// costs more than running it. goqite's own calls would parse theirs each time;
+// these are its own (goqite.go, v0.4.0), take for many messages at once and with
+// the move to held, remove with the receipt's condition.
+type prepared struct{ send, take, remove *sql.Stmt }
+
+func prepareAll(ctx context.Context, db *sql.DB) (p prepared, err error) {
+	for stmt, text := range map[**sql.Stmt]string{
+		&p.send: `insert into goqite (queue, body, timeout, priority) values (?, ?, ?, 0)`,
+		&p.take: `update goqite set timeout = ?, received = received + 1, queue = ? where id in (
+			select id from goqite where queue = ? and ? >= timeout and received < ? order by priority desc, created limit ?)
+			returning id, body, received, created`,
+		&p.remove: `delete from goqite` + holds,
+	} {
+		if *stmt, err = db.PrepareContext(ctx, text); err != nil {
+			return p, fmt.Errorf("prepare: %w", err)
+		}
+	}
+	return p, nil
+}
+
+func (p *prepared) sendAll(tx *sql.Tx, q *state, ms []queue.Outgoing) error {
+	stmt := tx.Stmt(p.send)
+	now := time.Now()
 	for _, m := range ms {
 		delay := (m.Delay + time.Second - 1).Truncate(time.Second)
-		to := ready
+		to := q.ready
 		if delay > 0 {
-			to = held
-			q.dueBy(time.Now().Add(delay))
+			to = q.held
+			q.dueBy(now.Add(delay))
 		} else {
 			q.visible = true
 		}
-		if err := to.SendTx(bg, tx, goqite.Message{Body: m.Body, Delay: delay}); err != nil {
+		if _, err := stmt.ExecContext(bg, to, m.Body, formatTime(now.Add(delay))); err != nil {
 			return fmt.Errorf("send to %s: %w", q.name, err)
 		}
 	}
 	return nil
 }
 
-// take receives up to max messages and holds them back for the visibility time.
-func take(tx *sql.Tx, q *state, max int, visibility time.Duration) ([]queue.Message, error) {
-	gq := q.queue(q.ready, visibility)
-	var ms []queue.Message
-	for len(ms) < max {
-		m, err := gq.ReceiveTx(bg, tx)
-		if err != nil {
+// takeMany receives up to max messages, oldest first, and holds them back for
+// the visibility time.
+func (p *prepared) takeMany(tx *sql.Tx, q *state, max int, visibility time.Duration) ([]queue.Message, error) {
+	now := time.Now()
+	rows, err := tx.Stmt(p.take).QueryContext(bg, formatTime(now.Add(visibility)), q.held, q.ready, formatTime(now), queue.MaxReceives, max)
+	if err != nil {
+		return nil, fmt.Errorf("receive from %s: %w", q.name, err)
+	}
+	defer rows.Close()
+	type taken struct {
+		queue.Message
+		created string
+	}
+	var got []taken
+	for rows.Next() {
+		var m taken
+		if err := rows.Scan(&m.ID, &m.Body, &m.Receives, &m.created); err != nil {
 			return nil, fmt.Errorf("receive from %s: %w", q.name, err)
 		}
-		if m == nil {
-			q.visible = false
-			break
-		}
-		got := queue.Message{ID: string(m.ID), Body: m.Body}
-		err = tx.QueryRowContext(bg, `update goqite set queue = ? where id = ? returning received`, q.held, got.ID).Scan(&got.Receives)
-		if err != nil {
-			return nil, fmt.Errorf("hold message of %s: %w", q.name, err)
-		}
-		got.Receipt = receiptOf(got.ID, got.Receives)
-		ms = append(ms, got)
+		m.Receipt = receiptOf(m.ID, m.Receives)
+		got = append(got, m)
 	}
-	if len(ms) > 0 {
-		q.dueBy(time.Now().Add(visibility))
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("receive from %s: %w", q.name, err)
+	}
+	if len(got) < max {
+		q.visible = false
+	}
+	if len(got) > 0 {
+		q.dueBy(now.Add(visibility))
+	}
+	// The order of returning is no order (https://www.sqlite.org/lang_returning.html).
+	slices.SortStableFunc(got, func(a, b taken) int { return strings.Compare(a.created, b.created) })
+	ms := make([]queue.Message, len(got))
+	for i, m := range got {
+		ms[i] = m.Message
 	}
 	return ms, nil
+}
+
+func (p *prepared) removeAll(tx *sql.Tx, q *state, receipts []string) error {
+	stmt := tx.Stmt(p.remove)
+	for _, r := range receipts {
+		id, n, ok := parseReceipt(r)
+		if !ok {
+			continue
+		}
+		if _, err := stmt.ExecContext(bg, id, n, q.held, q.ready); err != nil {
+			return fmt.Errorf("delete from %s: %w", q.name, err)
+		}
+	}
+	return nil
 }
 
 // untake puts messages back that were taken for a receiver who went away.
@@ -215,19 +256,6 @@ func parseReceipt(receipt string) (id string, receives int, ok bool) {
 // holds is the condition for a delivery that still holds: nobody received the
 // message since.
 const holds = ` where id = ? and received = ? and queue in (?, ?)`
-
-func remove(tx *sql.Tx, q *state, receipts []string) error {
-	for _, r := range receipts {
-		id, n, ok := parseReceipt(r)
-		if !ok {
-			continue
-		}
-		if _, err := tx.ExecContext(bg, `delete from goqite`+holds, id, n, q.held, q.ready); err != nil {
-			return fmt.Errorf("delete from %s: %w", q.name, err)
-		}
-	}
-	return nil
-}
 
 func extend(tx *sql.Tx, q *state, receipt string, d time.Duration) (found bool, err error) {
 	id, n, ok := parseReceipt(receipt)

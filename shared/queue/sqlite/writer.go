@@ -238,7 +238,7 @@ func (w *writer) commit(calls []*call) (err error) {
 				return fmt.Errorf("%w: %w", queue.ErrUnavailable, err)
 			}
 		}
-		done, err := serve(tx, q)
+		done, err := w.serve(tx, q)
 		served = append(served, done...)
 		if err != nil {
 			return fmt.Errorf("%w: %w", queue.ErrUnavailable, err)
@@ -267,7 +267,7 @@ func isOnce(c *call) bool { return c.receive.once }
 
 // serve hands messages to the queue's waiting receives, oldest first, and
 // returns those that are to be answered after the commit.
-func serve(tx *sql.Tx, q *state) (served []*call, err error) {
+func (w *writer) serve(tx *sql.Tx, q *state) (served []*call, err error) {
 	var still []*call
 	defer func() { q.waiting = still }()
 	for i, c := range q.waiting {
@@ -277,7 +277,7 @@ func serve(tx *sql.Tx, q *state) (served []*call, err error) {
 		}
 		var got []queue.Message
 		if q.visible {
-			if got, err = take(tx, q, r.max, r.visibility); err != nil {
+			if got, err = w.d.prepared.takeMany(tx, q, r.max, r.visibility); err != nil {
 				still = append(still, q.waiting[i:]...)
 				return served, err
 			}
