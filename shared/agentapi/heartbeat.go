@@ -101,7 +101,7 @@ func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbea
 		if hb.SentAt.IsZero() {
 			a.SkewMS = 0
 		}
-		write := ledger.Write{Item: s.Store.AgentItem(&a), Expect: it.Version}
+		write := ledger.Write{Item: s.Store.AgentItem(&a), Expect: it.Version, WasDue: it.Due}
 		if arrived && !hb.Stopping {
 			err = s.online(ctx, &a, now, write)
 		} else {
