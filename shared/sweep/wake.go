@@ -93,7 +93,7 @@ func ParseWake(body []byte) (Wake, error) {
 // index that is late, and is not relied on. A chain that breaks, by a message
 // that was lost or could not be sent, is taken up by the next minute tick, at
 // most 60 seconds and a function's start later: the published bound of 75
-// seconds more with a lost wake-up.
+// seconds more with a lost wake-up (infra/decisions/0005-wake-ups-in-a-chain.md).
 type Waker struct {
 	Queue  queue.Sender
 	Now    func() time.Time
