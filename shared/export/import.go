@@ -123,7 +123,7 @@ func (i *importer) run(ctx context.Context) error {
 			return err
 		}
 	}
-	for at := agents; at < stages; at++ {
+	for at := atRest + 1; at < stages; at++ {
 		feed := at == live || at == plans // relay rings for them
 		err := i.batches(ctx, "opened", at, func(ctx context.Context, items []ledger.Item) (int64, int64, int64, error) {
 			return i.release(ctx, items, feed)

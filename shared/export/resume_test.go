@@ -142,6 +142,10 @@ func TestOrder(t *testing.T) {
 			if w.Feed {
 				t.Error("a token in the feed")
 			}
+		case k == record.KindStream: // a head ahead of the bus has everything put on the bus
+			if _, err := db.Get(context.Background(), record.StreamBusKey(record.StreamOf(w.Item.Key))); err != nil || w.Feed {
+				t.Errorf("%s came before its place on the bus (%v), or in the feed (%v)", w.Item.Key, err, w.Feed)
+			}
 		case w.Item.Key == record.StateKey(s.plan):
 			if _, err := db.Get(context.Background(), record.StateKey(s.live)); err != nil || !w.Feed {
 				t.Errorf("the plan's state came before the other operation's (%v), or not in the feed (%v)", err, w.Feed)

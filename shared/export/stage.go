@@ -13,6 +13,7 @@ type stage int
 
 const (
 	atRest stage = iota // nothing acts by it alone
+	heads               // of streams: what is ahead of the bus is put on it
 	agents              // the sweep looks after them
 	live                // operations that go on, or have something to tell
 	plans               // operations that look at others
@@ -35,6 +36,8 @@ func stageOf(it *ledger.Item, behind map[string]bool) (stage, error) {
 	switch record.Kind(it.Key) {
 	case record.KindToken, record.KindTokenUse:
 		return access, nil
+	case record.KindStream:
+		return heads, nil
 	case record.KindOperation:
 		s, err := record.Decode[operation.State](*it)
 		switch {

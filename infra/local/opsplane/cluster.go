@@ -26,7 +26,6 @@ type cluster struct {
 	Name         string          `json:"name"`
 	Agents       int             `json:"agents"`
 	AgentsOnline int             `json:"agents_online"`
-	Deleting     bool            `json:"deleting"`
 	Token        string          `json:"token"`
 	QueueURL     string          `json:"queue_url"`
 	QueueARN     string          `json:"queue_arn"`
@@ -207,7 +206,7 @@ func (c *clusterListCmd) list(ctx context.Context, out io.Writer) error {
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	if !c.JSON {
-		fmt.Fprintln(w, "NAME\tID\tAGENTS\tONLINE\tQUEUE")
+		fmt.Fprintln(w, "NAME\tID\tAGENTS\tONLINE")
 	}
 	for cursor := ""; ; {
 		raw, err := api.call(ctx, http.MethodGet, "/v1/clusters?limit=200&cursor="+url.QueryEscape(cursor), nil)
@@ -230,11 +229,7 @@ func (c *clusterListCmd) list(ctx context.Context, out io.Writer) error {
 			if err := json.Unmarshal(item, &one); err != nil {
 				return fmt.Errorf("the API's answer is no list of clusters: %w", err)
 			}
-			queue := one.QueueURL
-			if queue == "" {
-				queue = "at the plane"
-			}
-			fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", one.Name, one.ID, one.Agents, one.AgentsOnline, queue)
+			fmt.Fprintf(w, "%s\t%s\t%d\t%d\n", one.Name, one.ID, one.Agents, one.AgentsOnline)
 		}
 		if cursor = page.NextCursor; cursor == "" {
 			return w.Flush()
