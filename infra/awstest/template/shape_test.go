@@ -1,0 +1,231 @@
+package template
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opsplane/opsplane/infra/awstest/rig"
+	"github.com/opsplane/opsplane/shared/cloud"
+	"github.com/opsplane/opsplane/shared/gateway"
+	"github.com/opsplane/opsplane/shared/ledger/dynamo"
+	"github.com/opsplane/opsplane/shared/queue"
+)
+
+// number is a value that YAML may give as one of several kinds.
+func number(t *testing.T, v any) int {
+	t.Helper()
+	var n int
+	if _, err := fmt.Sscan(fmt.Sprint(v), &n); err != nil {
+		t.Fatalf("%v is no number", v)
+	}
+	return n
+}
+
+func seconds(t *testing.T, v any) time.Duration {
+	t.Helper()
+	return time.Duration(number(t, v)) * time.Second
+}
+
+// TestTableIsTheEngines: the table that the template makes is the one that the
+// engine reads and writes.
+func TestTableIsTheEngines(t *testing.T) {
+	t.Parallel()
+	have := read(t).Resources["Table"].Properties
+	want := dynamo.Schema("t")
+	key := func(v any) (out []string) {
+		for _, k := range List(v) {
+			m := k.(map[string]any)
+			out = append(out, fmt.Sprint(m["AttributeName"], " ", m["KeyType"]))
+		}
+		return out
+	}
+	attributes := map[string]string{}
+	for _, a := range List(have["AttributeDefinitions"]) {
+		m := a.(map[string]any)
+		attributes[fmt.Sprint(m["AttributeName"])] = fmt.Sprint(m["AttributeType"])
+	}
+	indexes := map[string][]string{}
+	for _, x := range List(have["GlobalSecondaryIndexes"]) {
+		m := x.(map[string]any)
+		indexes[fmt.Sprint(m["IndexName"])] = append(key(m["KeySchema"]), fmt.Sprint(m["Projection"]))
+	}
+	wantAttributes, wantIndexes, wantKey := map[string]string{}, map[string][]string{}, []string(nil)
+	for _, a := range want.AttributeDefinitions {
+		wantAttributes[aws.ToString(a.AttributeName)] = string(a.AttributeType)
+	}
+	for _, k := range want.KeySchema {
+		wantKey = append(wantKey, aws.ToString(k.AttributeName)+" "+string(k.KeyType))
+	}
+	for _, x := range want.GlobalSecondaryIndexes {
+		var of []string
+		for _, k := range x.KeySchema {
+			of = append(of, aws.ToString(k.AttributeName)+" "+string(k.KeyType))
+		}
+		wantIndexes[aws.ToString(x.IndexName)] = append(of, fmt.Sprint(map[string]any{"ProjectionType": string(x.Projection.ProjectionType)}))
+	}
+	for _, d := range []string{cmp.Diff(wantAttributes, attributes), cmp.Diff(wantIndexes, indexes), cmp.Diff(wantKey, key(have["KeySchema"])),
+		cmp.Diff(any(string(want.BillingMode)), have["BillingMode"]),
+		cmp.Diff(map[string]any{"StreamViewType": string(want.StreamSpecification.StreamViewType)}, have["StreamSpecification"]),
+		cmp.Diff(map[string]any{"AttributeName": dynamo.TTLAttribute, "Enabled": true}, have["TimeToLiveSpecification"]),
+		cmp.Diff(map[string]any{"PointInTimeRecoveryEnabled": true}, have["PointInTimeRecoverySpecification"])} {
+		if d != "" {
+			t.Errorf("the engine's table (-) and the template's (+) differ:\n%s", d)
+		}
+	}
+}
+
+// TestQueuesOutlastTheirReaders: a message is hidden for six times as long as its
+// function may take, and becomes a dead letter after as many receives as the seam
+// says (AWS Lambda Developer Guide, "Creating and configuring an Amazon SQS event
+// source mapping").
+func TestQueuesOutlastTheirReaders(t *testing.T) {
+	t.Parallel()
+	tpl := read(t)
+	read := 0
+	for logical := range rig.Functions {
+		fn := tpl.Resources[logical]
+		timeout := seconds(t, fn.Properties["Timeout"])
+		sources, _ := fn.Properties["Events"].(map[string]any)
+		for name, s := range sources {
+			source := s.(map[string]any)
+			if source["Type"] != "SQS" {
+				continue
+			}
+			read++
+			props := source["Properties"].(map[string]any)
+			ref := props["Queue"].(Call).Args.(string)
+			q := tpl.Resources[strings.TrimSuffix(ref, ".Arn")].Properties
+			if v := seconds(t, q["VisibilityTimeout"]); v < 6*timeout {
+				t.Errorf("%s hides a message for %s, its reader %s takes up to %s", ref, v, logical, timeout)
+			}
+			redrive, _ := q["RedrivePolicy"].(map[string]any)
+			if n := number(t, redrive["maxReceiveCount"]); n != queue.MaxReceives {
+				t.Errorf("%s gives a message up after %d receives, the seam after %d", ref, n, queue.MaxReceives)
+			}
+			if fmt.Sprint(props["FunctionResponseTypes"]) != "[ReportBatchItemFailures]" {
+				t.Errorf("%s.%s: a message that fails takes its batch with it", logical, name)
+			}
+		}
+	}
+	if read != 2 {
+		t.Errorf("%d queues are read by functions, want those of sweep and plane", read)
+	}
+}
+
+// TestQueuesAreGuarded: each queue is encrypted and refuses what is not TLS.
+func TestQueuesAreGuarded(t *testing.T) {
+	t.Parallel()
+	tpl := read(t)
+	policy := tpl.Resources["QueuePolicy"].Properties
+	covered := fmt.Sprint(policy["Queues"])
+	on := fmt.Sprint(List(policy["PolicyDocument"].(map[string]any)["Statement"])[0].(map[string]any)["Resource"])
+	n := 0
+	for logical, r := range tpl.Resources {
+		if r.Type != "AWS::SQS::Queue" {
+			continue
+		}
+		n++
+		if r.Properties["SqsManagedSseEnabled"] != true {
+			t.Errorf("%s is not encrypted", logical)
+		}
+		if !strings.Contains(covered, "{Ref "+logical+"}") || !strings.Contains(on, "{GetAtt "+logical+".Arn}") {
+			t.Errorf("%s is not under the policy that asks for TLS", logical)
+		}
+	}
+	if n != 4 {
+		t.Errorf("%d queues, want plane, sweep, dead and stream-dead", n)
+	}
+}
+
+// TestGatewayTimes: what the code says of the gateway's times is what the template
+// sets.
+func TestGatewayTimes(t *testing.T) {
+	t.Parallel()
+	tpl := read(t)
+	a := tpl.Resources["Authorizer"].Properties
+	if ttl := seconds(t, a["AuthorizerResultTtlInSeconds"]); ttl != gateway.AuthorizerTTL {
+		t.Errorf("the authorizer's answers are kept for %s, the code says %s", ttl, gateway.AuthorizerTTL)
+	}
+	if fmt.Sprint(a["IdentitySource"]) != "[$request.header.Authorization]" || a["EnableSimpleResponses"] != true || a["AuthorizerPayloadFormatVersion"] != "2.0" {
+		t.Errorf("the authorizer's answers are not kept by the credential alone: %v", a)
+	}
+	for _, logical := range []string{"ApiFunction", "AgentApiFunction"} {
+		timeout := seconds(t, tpl.Resources[logical].Properties["Timeout"])
+		integration := time.Duration(number(t, tpl.Resources[strings.TrimSuffix(logical, "Function")+"Integration"].Properties["TimeoutInMillis"])) * time.Millisecond
+		if timeout >= integration || timeout < gateway.Budget || gateway.MaxWait >= gateway.Budget {
+			t.Errorf("%s: wait %s, budget %s, timeout %s and the gateway's %s must end in this order", logical, gateway.MaxWait, gateway.Budget, timeout, integration)
+		}
+	}
+}
+
+// TestEnvironment: each function is told what package cloud reads.
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	tpl := read(t)
+	vars := func(m map[string]any) map[string]any {
+		env, _ := m["Environment"].(map[string]any)
+		v, _ := env["Variables"].(map[string]any)
+		return v
+	}
+	all := vars(tpl.Globals["Function"].(map[string]any))
+	for _, name := range []string{cloud.EnvStage, cloud.EnvTable, cloud.EnvQueuePrefix, cloud.EnvBus, cloud.EnvLogLevel} {
+		if all[name] == nil {
+			t.Errorf("no function is told %s", name)
+		}
+	}
+	own := vars(tpl.Resources["AuthorizerFunction"].Properties)
+	for _, name := range []string{cloud.EnvOIDCIssuer, cloud.EnvOIDCAudience, cloud.EnvOIDCRoleClaim, cloud.EnvOIDCRoles, cloud.EnvOIDCForceValue, cloud.EnvOIDCClustersClaim} {
+		if own[name] == nil {
+			t.Errorf("the authorizer is not told %s", name)
+		}
+	}
+}
+
+// TestRoutes: only what needs no caller is open, and the agents' calls have a
+// function of their own.
+func TestRoutes(t *testing.T) {
+	t.Parallel()
+	tpl := read(t)
+	have := map[string]string{}
+	for _, r := range tpl.Resources {
+		if r.Type == "AWS::ApiGatewayV2::Route" {
+			have[fmt.Sprint(r.Properties["RouteKey"])] = fmt.Sprint(r.Properties["AuthorizationType"], " ", r.Properties["AuthorizerId"], " ", r.Properties["Target"].(Call).Args)
+		}
+	}
+	open, user := "NONE <nil> integrations/${ApiIntegration}", "CUSTOM {Ref Authorizer} integrations/${ApiIntegration}"
+	want := map[string]string{
+		"GET /healthz": open, "GET /readyz": open, "GET /openapi.json": open, "GET /docs": open, "$default": user,
+		"ANY /v1/agent/{proxy+}": "CUSTOM {Ref Authorizer} integrations/${AgentApiIntegration}",
+	}
+	if d := cmp.Diff(want, have); d != "" {
+		t.Error(d)
+	}
+}
+
+// TestStreamOfRelay: relay takes only what asked for the feed, a bad record takes
+// no batch with it, and what is given up is kept.
+func TestStreamOfRelay(t *testing.T) {
+	t.Parallel()
+	events := read(t).Resources["RelayFunction"].Properties["Events"].(map[string]any)
+	p := events["Stream"].(map[string]any)["Properties"].(map[string]any)
+	want := map[string]any{
+		"StartingPosition": "TRIM_HORIZON", "FunctionResponseTypes": []any{"ReportBatchItemFailures"}, "BisectBatchOnFunctionError": true,
+		"FilterCriteria":    map[string]any{"Filters": []any{map[string]any{"Pattern": `{"dynamodb":{"NewImage":{"f":{"N":["1"]}}}}`}}},
+		"DestinationConfig": map[string]any{"OnFailure": map[string]any{"Type": "SQS", "Destination": Call{"GetAtt", "StreamDeadQueue.Arn"}}},
+	}
+	for name, v := range want {
+		if d := cmp.Diff(v, p[name]); d != "" {
+			t.Errorf("%s: %s", name, d)
+		}
+	}
+	for _, bound := range []string{"MaximumRecordAgeInSeconds", "MaximumRetryAttempts"} {
+		if number(t, p[bound]) <= 0 {
+			t.Errorf("%s is not bounded", bound)
+		}
+	}
+}
