@@ -69,7 +69,7 @@ func (db *DB) check(ctx context.Context, act *action) error {
 func (db *DB) settle(ctx context.Context, a *attempt) error {
 	began := time.Now()
 	// life outlives ctx a little: an outcome that is unknown must be found out.
-	life, end := context.WithTimeout(context.WithoutCancel(ctx), db.pause.budget)
+	life, end := context.WithTimeout(context.WithoutCancel(ctx), db.pause.budget+db.pause.attempt)
 	defer end()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(db.pause.settle, end) })()
 
@@ -100,19 +100,20 @@ func (db *DB) settle(ctx context.Context, a *attempt) error {
 			db.counts.throttled.Add(1)
 		case unanswered:
 			db.counts.unanswered.Add(1)
-			if !doubt && life.Err() == nil { // the sooner, the less has happened to the items since
+			if !doubt && life.Err() == nil { // at once: the sooner, the less has happened to the items since
 				doubt = true
 				continue
 			}
 			doubt = true
 		}
+		over := time.Since(began) >= db.pause.budget // no attempt begins that would be cut off
 		if doubt {
-			if db.pause.wait(life, try) != nil {
+			if over || db.pause.wait(life, try) != nil {
 				return fmt.Errorf("commit %d writes: %w: %w", len(a.writes), ledger.ErrUnknown, errors.Join(ctx.Err(), out.err))
 			}
 			continue
 		}
-		if life.Err() == nil && db.pause.wait(ctx, try) == nil && life.Err() == nil {
+		if !over && db.pause.wait(ctx, try) == nil && life.Err() == nil {
 			continue
 		}
 		if ctx.Err() != nil {

@@ -5,6 +5,8 @@ package dynamo
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -14,7 +16,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodbstreams"
 
 	"github.com/opsplane/opsplane/shared/awsclient"
-	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/ledger/ledgertest"
 )
 
@@ -26,16 +27,22 @@ type rig struct {
 	table   string
 }
 
+// localConfig is the SDK's configuration for a local AWS.
+func localConfig(ctx context.Context) (aws.Config, error) {
+	config, err := awsclient.Load(ctx)
+	if err == nil && config.BaseEndpoint == nil {
+		err = fmt.Errorf("%s is not set: these tests make tables, and want a local AWS", awsclient.EndpointEnv)
+	}
+	return config, err
+}
+
 // newRig makes a table in the engine at AWS_ENDPOINT_URL, and deletes it with
 // the test.
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	config, err := awsclient.Load(t.Context())
+	config, err := localConfig(t.Context())
 	if err != nil {
 		t.Fatal(err)
-	}
-	if config.BaseEndpoint == nil {
-		t.Fatalf("%s is not set: these tests make tables, and want a local AWS", awsclient.EndpointEnv)
 	}
 	r := &rig{config: config, client: dynamodb.NewFromConfig(config), streams: dynamodbstreams.NewFromConfig(config), table: "ledgertest-" + rand.Text()}
 	if err := Create(t.Context(), r.client, r.table); err != nil {
@@ -53,7 +60,7 @@ func newRig(t *testing.T) *rig {
 
 func (r *rig) open(t *testing.T, o Options) *DB {
 	t.Helper()
-	o.Table = r.table
+	o.Table, o.Logger = r.table, slog.New(slog.DiscardHandler)
 	if o.Client == nil {
 		o.Client = r.client
 	}
@@ -112,5 +119,3 @@ func TestLedger(t *testing.T) {
 		})
 	}
 }
-
-var _ ledger.Feed = (*Feed)(nil)

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -77,8 +79,10 @@ func (s *script) sent() []request {
 }
 
 func respond(status int, body string) (*http.Response, error) {
-	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/x-amz-json-1.0"}},
-		Body: io.NopCloser(strings.NewReader(body)), ContentLength: int64(len(body))}, nil
+	return &http.Response{StatusCode: status, Header: http.Header{
+		"Content-Type": {"application/x-amz-json-1.0"},
+		"X-Amz-Crc32":  {strconv.FormatUint(uint64(crc32.ChecksumIEEE([]byte(body))), 10)}, // as DynamoDB does; the SDK checks it
+	}, Body: io.NopCloser(strings.NewReader(body)), ContentLength: int64(len(body))}, nil
 }
 
 func says(status int, body string) answer {

@@ -9,7 +9,7 @@ import (
 // pauses bound how the engine tries again.
 type pauses struct {
 	attempt time.Duration // one call of DynamoDB; after it the outcome counts as unknown
-	budget  time.Duration // all attempts of a commit together
+	budget  time.Duration // how long new attempts of a commit are begun
 	settle  time.Duration // how long an unknown outcome is looked into after the caller gave up
 	base    time.Duration // the first wait is up to this; it doubles
 	most    time.Duration // the longest wait

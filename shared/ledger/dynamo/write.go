@@ -85,8 +85,8 @@ func (db *DB) newAttempt(writes []ledger.Write) (*attempt, error) {
 	return a, nil
 }
 
-// putOverhead is about what version, feed mark and write names add to an item.
-const putOverhead = 64
+// putOverhead is what version, feed mark and write names add to an item at most.
+const putOverhead = 3 + 12 + 2*(1+writeNameBytes)
 
 // renew makes the attempt a new request, with a time and a token of its own.
 func (a *attempt) renew(db *DB) {
