@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/opsplane/opsplane/infra/aws"
 	"github.com/opsplane/opsplane/infra/local"
 	"github.com/opsplane/opsplane/shared/export"
 	ledgersqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
@@ -22,16 +23,49 @@ import (
 
 type exportCmd struct {
 	Data     string `help:"Data folder." default:"data" env:"OPSPLANE_DATA"`
-	WithLive bool   `help:"Move operations that have not ended: each is fenced off and probed where it goes on. The engine must be stopped, and does not start on this folder again."`
+	WithLive bool   `help:"Move operations that have not ended: each is fenced off and probed where it goes on. The engine, or the deployment's functions, must be stopped for good."`
+	deploymentFlags
 }
 
-// Run exports one consistent instant, taken as a backup is. What is written holds
-// the hashes of tokens and everything that people wrote.
+// Run exports a data folder as of one consistent instant, taken as a backup is,
+// or a table that nothing works on. What is written holds the hashes of tokens
+// and everything that people wrote.
 func (c *exportCmd) Run(ctx context.Context) error {
 	if terminal(os.Stdout) {
 		return errors.New("an export goes to standard output: opsplane export > FILE")
 	}
-	return c.export(ctx, os.Stdout, os.Stderr)
+	if !c.named() {
+		return c.export(ctx, os.Stdout, os.Stderr)
+	}
+	d, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	return c.exportTable(ctx, d, os.Stdout, os.Stderr)
+}
+
+func (c *exportCmd) exportTable(ctx context.Context, d *aws.Deployment, out, log io.Writer) error {
+	live, err := d.Live(ctx)
+	if err != nil {
+		return err
+	}
+	if len(live) > 0 && !c.WithLive {
+		return &liveError{live}
+	}
+	if err := d.MarkRestored(ctx, live); err != nil {
+		return err
+	}
+	h, err := d.Export(ctx, out)
+	if err != nil {
+		return err
+	}
+	summarize(log, h)
+	return nil
+}
+
+// summarize says what an export holds.
+func summarize(w io.Writer, h export.Header) {
+	fmt.Fprintf(w, "%d items: %d operations (%d live), %d journal entries, %d events\n", h.Items, h.Holds.Operations, h.Holds.Live, h.Holds.Entries, h.Holds.Events)
 }
 
 func (c *exportCmd) export(ctx context.Context, out, log io.Writer) (err error) {
@@ -98,7 +132,7 @@ func write(ctx context.Context, folder, name string, out, log io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(log, "%d items: %d operations (%d live), %d journal entries, %d events\n", h.Items, h.Holds.Operations, h.Holds.Live, h.Holds.Entries, h.Holds.Events)
+	summarize(log, h)
 	return nil
 }
 
@@ -126,7 +160,7 @@ func (e *liveError) Error() string {
 		}
 		fmt.Fprintf(&b, "  %s %s of %s: %s\n", o.ID, o.Type, o.Target, o.Phase)
 	}
-	b.WriteString("wait for their ends or cancel them; or stop the engine for good and move them with --with-live: " +
+	b.WriteString("wait for their ends or cancel them; or stop the plane for good and move them with --with-live: " +
 		"where they go on, nothing is issued before the world has been read")
 	return b.String()
 }

@@ -27,7 +27,7 @@ type cli struct {
 	Backup  backupCmd  `cmd:"" help:"Copy the ledger to a file, while the engine runs or not."`
 	Restore restoreCmd `cmd:"" help:"Make a data folder from a backup."`
 	Verify  verifyCmd  `cmd:"" help:"Walk journals, locks and streams, and tell what does not hold."`
-	Export  exportCmd  `cmd:"" help:"Write a data folder's ledger to standard output, to be imported elsewhere."`
+	Export  exportCmd  `cmd:"" help:"Write a data folder's ledger, or a table at rest, to standard output, to be imported elsewhere."`
 	Import  importCmd  `cmd:"" help:"Put an export from standard input into the empty table of a deployment on AWS."`
 	Cluster clusterCmd `cmd:"" help:"Register clusters and their agents' tokens, over the API of either engine."`
 	AWS     awsCmd     `cmd:"" name:"aws" help:"What needs the credentials of whoever deployed."`
