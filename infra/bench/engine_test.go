@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,11 +33,15 @@ type rig struct {
 	token  string
 	data   string
 	client *http.Client
-	stop   func() // ends engine and agent; may be called twice
+
+	agentCalls, userCalls atomic.Int64
+
+	stop func() // ends engine and agent; may be called twice
 }
 
 func start(tb testing.TB) *rig {
 	tb.Helper()
+	local.TuneMemory() // as opsplane up does
 	ctx, cancel := context.WithCancel(context.Background())
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	data := tb.TempDir()
@@ -54,8 +59,11 @@ func start(tb testing.TB) *rig {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = e.Run(ctx, l) })
-	r := &rig{engine: e, url: "http://" + l.Addr().String(), token: token, data: data, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2048,
-		DialContext: (&net.Dialer{}).DialContext}}}
+	r := &rig{engine: e, url: "http://" + l.Addr().String(), token: token, data: data}
+	transport := func(calls *atomic.Int64) http.RoundTripper {
+		return counted{&http.Transport{MaxIdleConnsPerHost: 2048, DialContext: (&net.Dialer{}).DialContext}, calls}
+	}
+	r.client = &http.Client{Transport: transport(&r.userCalls)}
 	c, err := e.Registry.Create(ctx, local.PlaneCall(), "bench")
 	if err != nil {
 		tb.Fatal(err)
@@ -64,7 +72,8 @@ func start(tb testing.TB) *rig {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	agent, err := loop.New(loop.Config{PlaneURL: r.url, Token: c.Secret, Name: "bench-0", Version: "bench", Executor: x, Concurrency: 1024, Logger: quiet})
+	agent, err := loop.New(loop.Config{PlaneURL: r.url, Token: c.Secret, Name: "bench-0", Version: "bench", Executor: x, Concurrency: 1024, Logger: quiet,
+		HTTPClient: &http.Client{Transport: transport(&r.agentCalls)}})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -199,9 +208,9 @@ func BenchmarkOperations(b *testing.B) {
 	r := start(b)
 	deployments := r.objects(b, operation.KindDeployment)
 	ends := newEnds(r)
-	const n = 20_000
+	n := count(b, "OPSPLANE_BENCH_OPERATIONS", 20_000)
 	for b.Loop() {
-		began := time.Now()
+		before, began := r.cost(b), time.Now()
 		var wg sync.WaitGroup
 		next := make(chan int)
 		errs := make(chan error, len(deployments))
@@ -234,7 +243,8 @@ func BenchmarkOperations(b *testing.B) {
 			b.Fatal(err)
 		default:
 		}
-		b.ReportMetric(n/time.Since(began).Seconds(), "operations/s")
+		b.ReportMetric(float64(n)/time.Since(began).Seconds(), "operations/s")
+		r.cost(b).report(b, before, n)
 	}
 }
 

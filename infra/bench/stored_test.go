@@ -18,16 +18,18 @@ import (
 	"github.com/opsplane/opsplane/shared/record"
 )
 
-// stored is how many finished operations BenchmarkStored fills in.
-func stored(b *testing.B) int {
-	if s := os.Getenv("OPSPLANE_BENCH_STORED"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			b.Fatal(err)
-		}
-		return n
+// count is how many of something a benchmark works on: the environment's say, or
+// the default.
+func count(b *testing.B, env string, normal int) int {
+	s := os.Getenv(env)
+	if s == "" {
+		return normal
 	}
-	return 1_000_000
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return n
 }
 
 // finished writes a finished cordon the way admission, claim and report do, but
@@ -71,7 +73,7 @@ func finished(st *record.Store, node fleet.Object, at time.Time) []ledger.Write 
 // BenchmarkStored: with a million operations stored, how long lists and reads
 // take, how fast the engine starts, what it keeps in memory and on disk.
 func BenchmarkStored(b *testing.B) {
-	n := stored(b)
+	n := count(b, "OPSPLANE_BENCH_STORED", 1_000_000)
 	r := start(b)
 	nodes := r.objects(b, operation.KindNode)
 	st := r.engine.Store

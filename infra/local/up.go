@@ -16,6 +16,7 @@ import (
 func Up(ctx context.Context, o Options, demo bool, stdout io.Writer) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	TuneMemory()
 	// Whatever can refuse the start does so before a folder or a token is made.
 	l, err := Listen(ctx, o)
 	if err != nil {

@@ -192,7 +192,7 @@ func (s *Service) commit(ctx context.Context, op operation.Operation, extra []le
 		return Admitted{}, fmt.Errorf("admit operation: %w", err)
 	}
 	op.Version = 1
-	s.Store.Committed(&op.State, op.Version, entries)
+	s.Store.Created(&op, entries)
 	return Admitted{Operation: op}, nil
 }
 

@@ -93,13 +93,26 @@ func Admit(spec *Spec, deadline time.Time) (State, []Entry, error) {
 	return s, entries, nil
 }
 
+// moved is what a transition's entry says of the operation before and after it.
+type moved struct {
+	Cause      *Cause `json:"cause,omitempty"`
+	Generation int64  `json:"generation"`
+	Phase      Phase  `json:"phase"`
+}
+
+// stepped is what a step's entry says of the step before and after it.
+type stepped struct {
+	Attempt *int      `json:"attempt,omitempty"` // afterwards, 0 when there was none
+	Phase   StepPhase `json:"phase"`
+}
+
 // move is the only place that assigns a phase.
 func (tx *transaction) move(to Phase, by Trigger, actor Actor, reason, detail string) error {
 	from := tx.s.Phase
 	if !Legal(from, to, by) {
 		return fmt.Errorf("%w: %s to %s by %s", ErrIllegal, from, to, by)
 	}
-	before := map[string]any{"phase": from, "generation": tx.generation}
+	before := moved{Phase: from, Generation: tx.generation}
 	tx.s.Phase, tx.s.PhaseSince = to, tx.at
 	if to != Reconciling {
 		tx.s.Probes = 0
@@ -111,9 +124,9 @@ func (tx *transaction) move(to Phase, by Trigger, actor Actor, reason, detail st
 		at := tx.at
 		tx.s.FinishedAt = &at
 	}
-	after := map[string]any{"phase": to, "generation": tx.s.Generation}
-	if to.Terminal() && tx.s.Result != nil && tx.s.Result.Cause != nil {
-		after["cause"] = tx.s.Result.Cause
+	after := moved{Phase: to, Generation: tx.s.Generation}
+	if to.Terminal() && tx.s.Result != nil {
+		after.Cause = tx.s.Result.Cause
 	}
 	tx.entries = append(tx.entries, Entry{
 		At: tx.at, Kind: EntryTransition, From: from, To: to, By: actor, Reason: reason, Detail: detail,
@@ -224,7 +237,7 @@ func (tx *transaction) setStep(i int, phase StepPhase, outcome, code, detail, co
 	}
 	tx.note(Entry{
 		Kind: EntryStep, By: tx.holder(), StepID: tx.spec.Steps[i].ID, Step: tx.spec.Steps[i].Name, Reason: code, Detail: detail,
-		Before: jsonOf(map[string]any{"phase": before}), After: jsonOf(map[string]any{"phase": phase, "attempt": st.LastAttempt()}),
+		Before: jsonOf(stepped{Phase: before}), After: jsonOf(stepped{Phase: phase, Attempt: new(st.LastAttempt())}),
 	})
 }
 

@@ -252,7 +252,7 @@ func (st *Store) apply(ctx context.Context, op *operation.Operation, decide Deci
 	}
 	op.State = next
 	op.Version++
-	st.Committed(&next, op.Version, entries)
+	st.committed(&next, op.Version, entries)
 	return nil
 }
 

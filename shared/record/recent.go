@@ -41,9 +41,15 @@ func (st *Store) remember() *memory {
 func (st *Store) specs() *generations[operation.Spec] { return &st.remember().specs }
 func (st *Store) recents() *generations[*recent]      { return &st.remember().recent }
 
-// Committed tells that a state was committed, as the item's version, with its
+// Created tells that an operation was committed as new, with its first entries.
+func (st *Store) Created(op *operation.Operation, entries []operation.Entry) {
+	st.specs().put(op.Spec.ID, op.Spec)
+	st.committed(&op.State, op.Version, entries)
+}
+
+// committed tells that a state was committed, as the item's version, with its
 // new journal entries.
-func (st *Store) Committed(s *operation.State, version int64, entries []operation.Entry) {
+func (st *Store) committed(s *operation.State, version int64, entries []operation.Entry) {
 	r := &recent{version: version, state: *s, entries: entries}
 	if was, ok := st.recents().get(s.ID); ok && was.version == version-1 && len(was.entries) > 0 {
 		if len(entries) == 0 || was.entries[len(was.entries)-1].Seq == entries[0].Seq-1 {

@@ -52,7 +52,8 @@ func admit(t *testing.T, st *record.Store) string {
 	if err := st.Ledger.Commit(t.Context(), writes...); err != nil {
 		t.Fatal(err)
 	}
-	st.Committed(&op.State, 1, entries)
+	op.Version = 1
+	st.Created(&op, entries)
 	return opID
 }
 

@@ -100,8 +100,9 @@ func (w *writer) stage(wr *ledger.Write, p plan) {
 	switch {
 	case wr.Kind == ledger.Delete:
 		w.staged[wr.Item.Key] = &entry{}
-	case !wr.Item.Expires.IsZero():
-		w.staged[wr.Item.Key] = shutEntry // it goes by the clock, not by a write
+	case !wr.Item.Expires.IsZero(), // it goes by the clock, not by a write
+		p.version == 0 && !wr.Feed && len(wr.Item.Data) > historyBytes:
+		w.staged[wr.Item.Key] = shutEntry
 	default:
 		it := wr.Item
 		it.Version = p.version + 1

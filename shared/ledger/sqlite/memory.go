@@ -9,10 +9,18 @@ import (
 
 // memoryBytes bounds the copies of items that are kept, in bytes of keys and
 // data: two generations of half as many.
-const memoryBytes = 64 << 20
+const memoryBytes = 32 << 20
 
-// entryOverhead is about what an entry takes beside keys and data.
-const entryOverhead = 400
+// entryOverhead is about what an entry takes beside keys and data, closed ones
+// less.
+const (
+	entryOverhead  = 400
+	closedOverhead = 100
+)
+
+// historyBytes tells histories, which are made once and seldom read, from what
+// changes: a new item with more data that asks for no feed is not kept.
+const historyBytes = 512
 
 // memory holds copies of items as the last commits left them, so that what is
 // written over and over is read without the file: every commit makes the
@@ -41,7 +49,7 @@ type memory struct {
 type entry struct {
 	item   ledger.Item // Version 0: there is no item
 	id     int64       // its row; 0: not known
-	closed bool        // ask the file: it is being written, or can expire
+	closed bool        // ask the file: it is being written, can expire, or is not kept
 }
 
 func newMemory() *memory { return &memory{young: map[ledger.Key]*entry{}} }
@@ -65,7 +73,12 @@ func (m *memory) put(k ledger.Key, e *entry) {
 		m.turns++
 	}
 	m.young[k] = e
-	m.bytes += entryOverhead + len(k.PK) + len(k.SK) + len(e.item.Data)
+	m.bytes += len(k.PK) + len(k.SK)
+	if e.closed {
+		m.bytes += closedOverhead
+	} else {
+		m.bytes += entryOverhead + len(e.item.Data)
+	}
 }
 
 // get returns the items that exist of those asked for; all is false when one of

@@ -48,7 +48,7 @@ const (
 	// Bigger than the library's 1,000 pages: pages that many commits touch are
 	// then written back once instead of many times.
 	checkpointPages = 4000
-	writerCacheKiB  = 64 << 10
+	writerCacheKiB  = 16 << 10
 	readerCacheKiB  = 8 << 10
 )
 
