@@ -71,6 +71,8 @@ func TestUnits(t *testing.T) {
 		{"a refused put has no index entry", dynamodb + "PutItem", put(big), 400, "{}", map[Kind]float64{DynamoWrite: 2}},
 		{"a transaction is twice", dynamodb + "TransactWriteItems", transact(`{"Put":`+put(big)+`}`, `{"ConditionCheck":{"Key":`+key+`}}`), 200, "{}",
 			map[Kind]float64{DynamoWrite: 2*2 + 1 + 2*2}},
+		{"an update that leaves 1.5 KB and an index entry", dynamodb + "UpdateItem", `{"Key":` + key + `,"UpdateExpression":"SET w = :w, b = if_not_exists(w, :none), v = if_not_exists(v, :zero) + :one, d = :d, lp = :lp, ls = :lp REMOVE dp, ds",
+			"ExpressionAttributeValues":{":w":{"B":"AAAA"},":none":{"B":"AA=="},":d":{"S":"` + strings.Repeat("x", 1500) + `"},":lp":{"S":"ops"}}}`, 200, "{}", map[Kind]float64{DynamoWrite: 3}},
 		{"a get of 5 KB", dynamodb + "GetItem", `{"ConsistentRead":true}`, 200, `{"Item":` + item("a", 5000, "1") + `}`, map[Kind]float64{DynamoRead: 2}},
 		{"a get of nothing", dynamodb + "GetItem", `{}`, 200, `{}`, map[Kind]float64{DynamoRead: 0.5}},
 		{"a batch counts each item, missing ones too", dynamodb + "BatchGetItem", `{"RequestItems":{"t":{"ConsistentRead":true,"Keys":[` + key + `,` + key + `]}}}`, 200,

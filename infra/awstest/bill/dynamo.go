@@ -4,9 +4,11 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"net/http"
 	"strings"
+	"sync"
 )
 
 // attributes is an item or a key as DynamoDB's JSON has it: by name, a value
@@ -21,7 +23,27 @@ type entry struct {
 }
 
 // shadow is the table as the successful writes left it, by key.
-type shadow map[string]entry
+type shadow struct {
+	mu    sync.Mutex
+	items map[string]entry
+}
+
+// put notes an item as it is now, or that it is gone.
+func (s *shadow) put(key string, e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e != nil {
+		s.items[key] = *e
+	} else {
+		delete(s.items, key)
+	}
+}
+
+func (s *shadow) get(key string) entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.items[key]
+}
 
 // indexKeys are the attributes of the table's indexes.
 var indexKeys = map[string][2]string{"list": {"lp", "ls"}, "scope": {"sp", "ss"}, "lookup": {"kp", "ks"}, "live": {"vp", "vs"}, "due": {"dp", "ds"}}
@@ -73,11 +95,40 @@ func (a attributes) places() map[string]string {
 func writeUnits(size int) float64 { return math.Ceil(float64(max(size, 1)) / 1024) }
 func readUnits(size int) float64  { return math.Ceil(float64(max(size, 1)) / 4096) }
 
-// write is one write of a request: a put, a delete, or a check.
+// write is one write of a request: a put, an update, a delete, or a check.
 type write struct {
-	Item      attributes // of a put
-	Key       attributes // of a delete or check
-	TableName string
+	Item                      attributes // of a put
+	Key                       attributes // of the others
+	UpdateExpression          string     // of an update
+	ExpressionAttributeValues attributes
+}
+
+// item is the item that a put or an update leaves. An update must name every
+// attribute that the item has, as the ledger's do.
+func (w *write) item() (attributes, error) {
+	if w.Item != nil {
+		return w.Item, nil
+	}
+	set, _, _ := strings.Cut(strings.TrimPrefix(w.UpdateExpression, "SET "), " REMOVE ")
+	out := attributes{}
+	maps.Copy(out, w.Key)
+	for clause := range strings.SplitSeq(set, ", ") {
+		name, value, ok := strings.Cut(clause, " = ")
+		if !ok { // the rest of a function's arguments
+			continue
+		}
+		switch v, plain := w.ExpressionAttributeValues[value]; {
+		case plain:
+			out[name] = v
+		case name == "b": // the name of the write before, as long as this one's
+			out[name] = w.ExpressionAttributeValues[":w"]
+		case name == "v": // counted by DynamoDB
+			out[name] = map[string]json.RawMessage{"N": json.RawMessage(`"1"`)}
+		default:
+			return nil, fmt.Errorf("no rule for %q", clause)
+		}
+	}
+	return out, nil
 }
 
 // dynamo counts a call. A write that a condition refused costs what it would
@@ -85,15 +136,15 @@ type write struct {
 func (m *Meter) dynamo(operation string, body, answer []byte, status int) error {
 	done := status == http.StatusOK
 	switch operation {
-	case "PutItem", "DeleteItem":
+	case "PutItem", "UpdateItem", "DeleteItem":
 		var w write
 		if err := json.Unmarshal(body, &w); err != nil {
 			return err
 		}
-		return m.write(w, operation == "PutItem", false, 1, done)
+		return m.write(w, operation != "DeleteItem", false, 1, done)
 	case "TransactWriteItems":
 		var in struct {
-			TransactItems []struct{ Put, Delete, ConditionCheck *write }
+			TransactItems []struct{ Put, Update, Delete, ConditionCheck *write }
 		}
 		if err := json.Unmarshal(body, &in); err != nil {
 			return err
@@ -103,6 +154,8 @@ func (m *Meter) dynamo(operation string, body, answer []byte, status int) error 
 			switch {
 			case t.Put != nil:
 				err = m.write(*t.Put, true, false, 2, done)
+			case t.Update != nil:
+				err = m.write(*t.Update, true, false, 2, done)
 			case t.Delete != nil:
 				err = m.write(*t.Delete, false, false, 2, done)
 			case t.ConditionCheck != nil:
@@ -129,13 +182,16 @@ func (m *Meter) dynamo(operation string, body, answer []byte, status int) error 
 func (m *Meter) write(w write, put, check bool, factor float64, done bool) error {
 	key, size := w.Key.key(), 0
 	if put {
-		key = w.Item.key()
 		var err error
+		if w.Item, err = w.item(); err != nil {
+			return err
+		}
+		key = w.Item.key()
 		if size, err = w.Item.size(); err != nil {
 			return err
 		}
 	}
-	was := m.table[key]
+	was := m.table.get(key)
 	m.units[DynamoWrite] += factor * writeUnits(max(size, was.size))
 	if !done || check {
 		return nil
@@ -143,9 +199,9 @@ func (m *Meter) write(w write, put, check bool, factor float64, done bool) error
 	is := entry{size: size}
 	if put {
 		is.index = w.Item.places()
-		m.table[key] = is
+		m.table.put(key, &is)
 	} else {
-		delete(m.table, key)
+		m.table.put(key, nil)
 	}
 	for index := range indexKeys {
 		before, after := was.index[index], is.index[index]

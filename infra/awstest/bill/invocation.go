@@ -9,7 +9,7 @@ import (
 // What a call takes on AWS, in milliseconds, for the duration that an invocation
 // is billed by: round figures of calls within a region, which no emulator shows.
 // The calls of an invocation are taken one after the other.
-var dynamoLatency = map[string]float64{"GetItem": 4, "BatchGetItem": 6, "Query": 6, "PutItem": 6, "DeleteItem": 6, "TransactWriteItems": 15}
+var dynamoLatency = map[string]float64{"GetItem": 4, "BatchGetItem": 6, "Query": 6, "PutItem": 6, "UpdateItem": 6, "DeleteItem": 6, "TransactWriteItems": 15}
 
 const (
 	sqsLatency = 8.0

@@ -18,15 +18,23 @@ type Meter struct {
 	mu    sync.Mutex
 	units map[Kind]float64
 	calls map[string]int // by service and operation, such as "DynamoDB GetItem"
-	table shadow
+	table *shadow
 }
 
 // NewMeter returns a meter that begins with an empty table: open it before the
 // table is written.
 func NewMeter() *Meter {
-	m := &Meter{table: shadow{}}
+	m := &Meter{table: &shadow{items: map[string]entry{}}}
 	m.Reset()
 	return m
+}
+
+// Beside returns a meter of its own that knows the table as this one does:
+// both must see all writes between them.
+func (m *Meter) Beside() *Meter {
+	other := &Meter{table: m.table}
+	other.Reset()
+	return other
 }
 
 // Reset sets the counts to zero. What is known of the table stays.

@@ -1,0 +1,166 @@
+package inproc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/queue"
+)
+
+// Faults hurt the functions. The shares are of one; a nil *Faults does nothing.
+type Faults struct {
+	// Throttle is the share of requests to DynamoDB that are throttled.
+	Throttle float64
+	// LoseAnswer is the share of requests that are carried out and whose answer
+	// is lost.
+	LoseAnswer float64
+	// Kill is the share of invocations that end between two of their calls: the
+	// rest of the calls never happens, and the event comes again.
+	Kill float64
+	// Redeliver is the share of stream batches that come twice; Reorder shuffles
+	// operations within a batch, each item's own records staying in order.
+	Redeliver float64
+	Reorder   bool
+	// Lose, Repeat are shares of queue messages that never arrive, or twice.
+	Lose, Repeat float64
+	// Until is when the hurting ends; zero: never.
+	Until time.Time
+
+	killed, lost, throttled, repeated atomic.Int64
+}
+
+// Counts says how much was hurt.
+func (f *Faults) Counts() map[string]int64 {
+	return map[string]int64{"killed": f.killed.Load(), "lost": f.lost.Load(), "throttled": f.throttled.Load(), "repeated": f.repeated.Load()}
+}
+
+func (f *Faults) strikes(share float64) bool {
+	return f != nil && share > 0 && (f.Until.IsZero() || time.Now().Before(f.Until)) && rand.Float64() < share
+}
+
+type killKey struct{}
+
+// killer ends an invocation after some more calls.
+type killer struct {
+	mu   sync.Mutex
+	left int
+}
+
+func (k *killer) dead() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.left--
+	return k.left < 0
+}
+
+var errKilled = errors.New("the invocation was killed")
+
+// invoke runs an invocation, which may be killed on the way.
+func (f *Faults) invoke(ctx context.Context, run func(context.Context)) {
+	if f.strikes(f.kill()) {
+		f.killed.Add(1)
+		ctx = context.WithValue(ctx, killKey{}, &killer{left: rand.IntN(8)})
+	}
+	run(ctx)
+}
+
+func (f *Faults) kill() float64 {
+	if f == nil {
+		return 0
+	}
+	return f.Kill
+}
+
+// batches are a batch as it is delivered.
+func (f *Faults) batches(changes []ledger.Change) [][]ledger.Change {
+	if len(changes) == 0 {
+		return nil
+	}
+	if f == nil {
+		return [][]ledger.Change{changes}
+	}
+	if f.Reorder {
+		changes = shuffled(changes)
+	}
+	if f.strikes(f.Redeliver) {
+		f.repeated.Add(1)
+		return [][]ledger.Change{changes, changes}
+	}
+	return [][]ledger.Change{changes}
+}
+
+// shuffled mixes the items, each of whose records stay in order.
+func shuffled(changes []ledger.Change) []ledger.Change {
+	by := map[ledger.Key][]ledger.Change{}
+	order := make([]ledger.Key, 0, len(changes))
+	for _, c := range changes {
+		by[c.Key] = append(by[c.Key], c)
+		order = append(order, c.Key)
+	}
+	rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	out := make([]ledger.Change, 0, len(changes))
+	for _, k := range order {
+		out = append(out, by[k][0])
+		by[k] = by[k][1:]
+	}
+	return out
+}
+
+// messages are messages as they arrive.
+func (f *Faults) messages(ms []queue.Message) []queue.Message {
+	if f == nil {
+		return ms
+	}
+	out := make([]queue.Message, 0, len(ms))
+	for _, m := range ms {
+		switch {
+		case f.strikes(f.Lose):
+			f.lost.Add(1)
+		case f.strikes(f.Repeat):
+			f.repeated.Add(1)
+			out = append(out, m, m)
+		default:
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+func (f *Faults) client(next aws.HTTPClient) aws.HTTPClient { return hurt{f, next} }
+
+type hurt struct {
+	f    *Faults
+	next aws.HTTPClient
+}
+
+// Do implements aws.HTTPClient.
+func (h hurt) Do(r *http.Request) (*http.Response, error) {
+	if k, ok := r.Context().Value(killKey{}).(*killer); ok && k.dead() {
+		return nil, errKilled
+	}
+	dynamo := strings.HasPrefix(r.Header.Get("X-Amz-Target"), "DynamoDB_")
+	if dynamo && h.f.strikes(h.f.Throttle) {
+		h.f.throttled.Add(1)
+		body := `{"__type":"com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException","message":"The level of configured provisioned throughput for the table was exceeded."}`
+		return &http.Response{StatusCode: http.StatusBadRequest, Status: "400 Bad Request", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: r,
+			Header: http.Header{"Content-Type": {"application/x-amz-json-1.0"}}, Body: io.NopCloser(bytes.NewReader([]byte(body))), ContentLength: int64(len(body))}, nil
+	}
+	resp, err := h.next.Do(r)
+	if err == nil && dynamo && h.f.strikes(h.f.LoseAnswer) {
+		h.f.lost.Add(1)
+		_ = resp.Body.Close()
+		return nil, errors.New("connection reset by peer")
+	}
+	return resp, err
+}
