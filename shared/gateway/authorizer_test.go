@@ -112,6 +112,23 @@ func TestAuthorizer(t *testing.T) {
 	}
 }
 
+// TestPrincipalOnTheWire: functions of another version read it while the gateway
+// keeps it, so that its form must not change.
+func TestPrincipalOnTheWire(t *testing.T) {
+	t.Parallel()
+	p := auth.Principal{ID: "tok_1", Kind: auth.KindToken, Name: "on call", Roles: []auth.Role{auth.Operator}, Clusters: []string{"clu_1"}, Force: true, Token: "tok_1"}
+	got, err := encodePrincipal(p)
+	must(t, err)
+	want := map[string]any{"principal": `{"id":"tok_1","kind":"token","name":"on call","roles":["operator"],"clusters":["clu_1"],"force":true,"token":"tok_1"}`}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	// Members of a later version are passed over.
+	if p, err := decodePrincipal(`{"id":"oidc:x#y","kind":"oidc","later":[1]}`); err != nil || p.ID != "oidc:x#y" || p.Roles != nil || p.Clusters != nil {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
 // broken fails in a way that is neither.
 type broken struct{ err error }
 

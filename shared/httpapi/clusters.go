@@ -69,21 +69,25 @@ type QueueAccess struct {
 	Policy json.RawMessage
 }
 
-// viewNewCluster shows a cluster with its token. The token is not shown again:
-// what else cannot be told now is left out, and the next rotation tells it.
-func (a *API) viewNewCluster(ctx context.Context, made registry.NewCluster) (newClusterView, error) {
+// viewNewCluster shows a cluster with its token. The token is not shown again, so
+// that nothing may fail here: what else cannot be told now is left out, and the
+// next rotation, or a look at the cluster, tells it.
+func (a *API) viewNewCluster(ctx context.Context, made registry.NewCluster) newClusterView {
 	cluster, err := a.viewCluster(ctx, made.Cluster)
+	if err != nil {
+		a.log.WarnContext(ctx, "cannot count a cluster's agents", "cluster", made.Cluster.ID, "error", err)
+	}
 	v := newClusterView{ClusterView: cluster, Token: made.Secret, TokenID: made.Token.ID}
-	if err != nil || a.cfg.QueueAccess == nil {
-		return v, err
+	if a.cfg.QueueAccess == nil {
+		return v
 	}
 	access, err := a.cfg.QueueAccess(ctx, made.Cluster.Queue)
 	if err != nil {
 		a.log.WarnContext(ctx, "cannot tell how agents reach their queue", "cluster", made.Cluster.ID, "error", err)
-		return v, nil
+		return v
 	}
 	v.QueueURL, v.QueueARN, v.AgentPolicy = access.URL, access.ARN, access.Policy
-	return v, nil
+	return v
 }
 
 func (a *API) viewCluster(ctx context.Context, c fleet.Cluster) (ClusterView, error) {
@@ -108,11 +112,7 @@ func (a *API) createCluster(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
-	v, err := a.viewNewCluster(ctx, made)
-	if err != nil {
-		return nil, err
-	}
-	return &createdOutput[newClusterView]{Status: http.StatusCreated, Location: clustersPath + "/" + v.ID, Body: v}, nil
+	return &createdOutput[newClusterView]{Status: http.StatusCreated, Location: clustersPath + "/" + made.Cluster.ID, Body: a.viewNewCluster(ctx, made)}, nil
 }
 
 func (a *API) listClusters(ctx context.Context, rq *request, in *struct {
@@ -170,6 +170,5 @@ func (a *API) rotateCluster(ctx context.Context, rq *request, in *clusterPath) (
 	if err != nil {
 		return nil, err
 	}
-	v, err := a.viewNewCluster(ctx, made)
-	return &bodyOutput[newClusterView]{Body: v}, err
+	return &bodyOutput[newClusterView]{Body: a.viewNewCluster(ctx, made)}, nil
 }

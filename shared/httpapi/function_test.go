@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/problem"
 	"github.com/opsplane/opsplane/shared/record"
 )
@@ -21,6 +22,13 @@ import (
 func asFunction(c *Config) {
 	c.Queue, c.Bury, c.Metrics, c.AuditFirst = nil, nil, nil, true
 	c.Store = &record.Store{Ledger: unwatched{c.Store.Ledger}, Now: c.Store.Now, Timing: c.Store.Timing}
+}
+
+// unlisted is a ledger that takes commits and lists nothing.
+type unlisted struct{ ledger.Ledger }
+
+func (unlisted) Query(context.Context, ledger.Query) (ledger.Page, error) {
+	return ledger.Page{}, ledger.ErrUnavailable
 }
 
 type callerKey struct{}
@@ -102,6 +110,13 @@ func TestQueueAccess(t *testing.T) {
 	// The token is shown this once: SQS being away must not lose it.
 	refuse = errors.New("away")
 	if a := p.do("admin", "POST", "/v1/clusters", m{"name": "south"}).want(201); a.str("token") == "" || strings.Contains(a.raw, "queue_url") || strings.Contains(a.raw, "away") {
+		t.Error(a.raw)
+	}
+	// Nor may the store, once it has committed.
+	blind := setup(t, func(c *Config) {
+		c.Store = &record.Store{Ledger: unlisted{c.Store.Ledger}, Now: c.Store.Now, Timing: c.Store.Timing}
+	})
+	if a := blind.do("admin", "POST", "/v1/clusters", m{"name": "north"}).want(201); a.str("token") == "" || a.str("id") == "" {
 		t.Error(a.raw)
 	}
 	alone := setup(t)
