@@ -192,7 +192,7 @@ func (m *Meter) write(w write, put, check bool, factor float64, done bool) error
 		}
 	}
 	was := m.table.get(key)
-	m.units[DynamoWrite] += factor * writeUnits(max(size, was.size))
+	m.written(kindOf(key), factor*writeUnits(max(size, was.size)))
 	if !done || check {
 		return nil
 	}
@@ -208,12 +208,27 @@ func (m *Meter) write(w write, put, check bool, factor float64, done bool) error
 		switch {
 		case before == after:
 		case before == "" || after == "":
-			m.units[DynamoWrite]++
+			m.written(kindOf(key)+", index "+index, 1)
 		default:
-			m.units[DynamoWrite] += 2
+			m.written(kindOf(key)+", index "+index, 2)
 		}
 	}
 	return nil
+}
+
+func (m *Meter) written(what string, n float64) {
+	m.units[DynamoWrite] += n
+	m.items[what] += n
+}
+
+// kindOf is what an item is: its keys up to the first number or name in them.
+func kindOf(key string) string {
+	pk, sk, _ := strings.Cut(strings.ReplaceAll(key, `"`, ""), "\n")
+	short := func(s string) string { s, _, _ = strings.Cut(s, "#"); return s }
+	if short(pk) == "aud" {
+		return "aud"
+	}
+	return short(pk) + "/" + short(sk)
 }
 
 // read counts a read: each item of a get by itself, a query by the sum of what

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -17,7 +18,8 @@ import (
 type Meter struct {
 	mu    sync.Mutex
 	units map[Kind]float64
-	calls map[string]int // by service and operation, such as "DynamoDB GetItem"
+	calls map[string]int     // by service and operation, such as "DynamoDB GetItem"
+	items map[string]float64 // write units by kind of item, "index" for its entries
 	table *shadow
 }
 
@@ -41,7 +43,7 @@ func (m *Meter) Beside() *Meter {
 func (m *Meter) Reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.units, m.calls = map[Kind]float64{}, map[string]int{}
+	m.units, m.calls, m.items = map[Kind]float64{}, map[string]int{}, map[string]float64{}
 }
 
 // Add counts units that no SDK call shows.
@@ -55,22 +57,21 @@ func (m *Meter) Add(k Kind, n float64) {
 func (m *Meter) Units() map[Kind]float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	out := make(map[Kind]float64, len(m.units))
-	for k, n := range m.units {
-		out[k] = n
-	}
-	return out
+	return maps.Clone(m.units)
 }
 
 // Calls returns how often each operation was called, by service and name.
 func (m *Meter) Calls() map[string]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	out := make(map[string]int, len(m.calls))
-	for k, n := range m.calls {
-		out[k] = n
-	}
-	return out
+	return maps.Clone(m.calls)
+}
+
+// Writes returns the write units by kind of item: the beginnings of its two keys.
+func (m *Meter) Writes() map[string]float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.items)
 }
 
 // Client returns the client with the meter around it.
