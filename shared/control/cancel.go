@@ -12,7 +12,7 @@ import (
 // CancelInput is a request to end an operation.
 type CancelInput struct {
 	Reason string
-	// IfVersion refuses the cancel when the operation has another version; 0:
+	// IfVersion refuses the cancel when the operation has another revision; 0:
 	// whichever it has.
 	IfVersion int64
 }
@@ -29,10 +29,10 @@ func (s *Service) Cancel(ctx context.Context, call admission.Call, opID string, 
 		if err := visible(call, op.Spec.Cluster, "operation", opID); err != nil {
 			return nil, nil, err
 		}
-		if in.IfVersion != 0 && in.IfVersion != op.Version {
-			r := operation.Refuse("precondition_failed", "the operation is at version %d, If-Match names %d", op.Version, in.IfVersion)
+		if in.IfVersion != 0 && in.IfVersion != op.State.Revision {
+			r := operation.Refuse("precondition_failed", "the operation is at version %d, If-Match names %d", op.State.Revision, in.IfVersion)
 			r.OperationID = opID
-			return nil, nil, r.With("version", op.Version)
+			return nil, nil, r.With("version", op.State.Revision)
 		}
 		switch {
 		case op.State.Phase.Terminal():

@@ -49,7 +49,7 @@ type operationView struct {
 	Run             int                  `json:"run" doc:"1, and one more for each retry"`
 	Locks           []operation.Lock     `json:"locks" nullable:"false"`
 	Unsettled       []string             `json:"unsettled" nullable:"false" doc:"Operations that left a resource of this one unsettled"`
-	Version         int64                `json:"version" doc:"Grows with each change; the ETag"`
+	Version         int64                `json:"version" doc:"Grows with each change that can be seen here or in the journal; the ETag"`
 
 	*DryRunView
 }
@@ -144,7 +144,7 @@ func viewOperation(op *operation.Operation) operationView {
 		Links: linksView{Self: self, Journal: self + "/journal", Steps: self + "/steps", Commands: self + "/commands", Events: "/v1/events?subject=" + sp.ID},
 
 		Request: sp.Request, ContractVersion: sp.ContractVersion, Decisions: orEmpty(sp.Decisions), Generation: s.Generation, Run: s.Run,
-		Locks: orEmpty(sp.Locks), Unsettled: orEmpty(sp.Unsettled), Version: op.Version,
+		Locks: orEmpty(sp.Locks), Unsettled: orEmpty(sp.Unsettled), Version: s.Revision,
 	}
 	if len(v.Payload) == 0 {
 		v.Payload = json.RawMessage("{}")
@@ -169,5 +169,5 @@ func viewDryRun(a admission.Admitted) operationView {
 	return v
 }
 
-// etag is an operation's version as an entity tag.
-func etag(version int64) string { return fmt.Sprintf("%q", fmt.Sprint(version)) }
+// etag is an operation's revision as an entity tag: what is shown as its version.
+func etag(revision int64) string { return fmt.Sprintf("%q", fmt.Sprint(revision)) }

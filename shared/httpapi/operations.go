@@ -69,7 +69,7 @@ type operationOutput struct {
 }
 
 func answerOperation(op *operation.Operation, status int) *operationOutput {
-	return &operationOutput{Status: status, ETag: etag(op.Version), Body: viewOperation(op)}
+	return &operationOutput{Status: status, ETag: etag(op.State.Revision), Body: viewOperation(op)}
 }
 
 func (a *API) createOperation(ctx context.Context, rq *request, in *struct {
@@ -143,9 +143,9 @@ func (a *API) getOperation(ctx context.Context, rq *request, in *struct {
 		return nil, err
 	}
 	if known == 0 {
-		known = op.Version
+		known = op.State.Revision
 	}
-	if op.Version > known || op.State.Phase.Terminal() {
+	if op.State.Revision > known || op.State.Phase.Terminal() {
 		return answerOperation(&op, http.StatusOK), nil
 	}
 	release, err := rq.wait()
@@ -167,7 +167,7 @@ func (a *API) getOperation(ctx context.Context, rq *request, in *struct {
 		if op, err = a.loadOperation(ctx, rq, in.ID); err != nil {
 			return nil, err
 		}
-		if last || op.Version > known || op.State.Phase.Terminal() {
+		if last || op.State.Revision > known || op.State.Phase.Terminal() {
 			return answerOperation(&op, http.StatusOK), nil
 		}
 	}

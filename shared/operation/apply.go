@@ -50,6 +50,8 @@ type transaction struct {
 	s       State
 	at      time.Time
 	entries []Entry
+	// shown: what a person sees changed without an entry that says so.
+	shown bool
 	// generation is the one before the change.
 	generation int64
 }
@@ -67,7 +69,10 @@ func Apply(spec *Spec, s State, c Change, at time.Time) (State, []Entry, error) 
 		return s, nil, err
 	}
 	tx.s.Journal = head
-	tx.s.UpdatedAt = tx.at
+	if len(tx.entries) > 0 || tx.shown {
+		tx.s.Revision++
+		tx.s.UpdatedAt = tx.at
+	}
 	return tx.s, tx.entries, nil
 }
 
@@ -75,7 +80,7 @@ func Apply(spec *Spec, s State, c Change, at time.Time) (State, []Entry, error) 
 func Admit(spec *Spec, deadline time.Time) (State, []Entry, error) {
 	s := State{
 		ID: spec.ID, Type: spec.Request.Type, Cluster: spec.Cluster, Parent: spec.Parent, ActorID: spec.Actor.ID,
-		Phase: Pending, Run: 1, Deadline: deadline, CreatedAt: spec.CreatedAt, UpdatedAt: spec.CreatedAt,
+		Phase: Pending, Run: 1, Revision: 1, Deadline: deadline, CreatedAt: spec.CreatedAt, UpdatedAt: spec.CreatedAt,
 		PhaseSince: spec.CreatedAt, PlaneLocal: spec.PlaneLocal, Steps: make([]StepState, len(spec.Steps)),
 	}
 	for i := range s.Steps {
@@ -149,6 +154,7 @@ func (tx *transaction) setWaiting(w *Waiting) {
 	if old != nil && w != nil && old.Code == w.Code {
 		same := *w // the change is not ours to write to
 		same.Since = old.Since
+		tx.shown = tx.shown || same != *old
 		tx.s.Waiting = &same
 		return
 	}

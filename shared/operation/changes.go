@@ -131,6 +131,7 @@ func (tx *transaction) setProgress(p *Progress) {
 	if p == nil {
 		return
 	}
+	tx.shown = tx.shown || tx.s.Progress == nil || *tx.s.Progress != *p
 	tx.s.Progress = p
 	for i, st := range tx.spec.Steps {
 		if st.Name == p.Step {
@@ -261,6 +262,7 @@ func (c UpdateChildren) apply(tx *transaction) error {
 
 // children sets how a plan's children stand, and the progress that says so.
 func (tx *transaction) children(counts ChildCounts) {
+	tx.shown = true
 	tx.s.Children = &counts
 	done := counts.Succeeded + counts.Failed + counts.Cancelled + counts.Skipped
 	tx.s.Progress = &Progress{Step: "children", Done: done, Total: counts.Total, Unit: "operations",

@@ -320,13 +320,16 @@ type JournalHead struct {
 // State is the part of an operation that changes. A few fields of the spec are
 // repeated so that lists and sweeps need not read it.
 type State struct {
-	ID          string         `json:"id"`
-	Type        string         `json:"type"`
-	Cluster     string         `json:"cluster,omitempty"`
-	Parent      string         `json:"parent,omitempty"`
-	ActorID     string         `json:"actor_id"`
-	Phase       Phase          `json:"phase"`
-	Run         int            `json:"run"` // 1, and one more for each retry
+	ID      string `json:"id"`
+	Type    string `json:"type"`
+	Cluster string `json:"cluster,omitempty"`
+	Parent  string `json:"parent,omitempty"`
+	ActorID string `json:"actor_id"`
+	Phase   Phase  `json:"phase"`
+	Run     int    `json:"run"` // 1, and one more for each retry
+	// Revision counts what a person can see of it, from 1: entries, progress,
+	// counts. A renewal that brings nothing else keeps it, and UpdatedAt too.
+	Revision    int64          `json:"revision"`
 	Generation  int64          `json:"generation"`
 	Lease       *Lease         `json:"lease,omitempty"`
 	Assignments []Assignment   `json:"assignments,omitempty"`
@@ -359,8 +362,8 @@ type State struct {
 type Operation struct {
 	Spec  Spec
 	State State
-	// Version is the ledger's version of the state, for conditional writes and
-	// ETags.
+	// Version is the ledger's version of the state, for conditional writes. What
+	// people go by is the state's Revision.
 	Version int64
 }
 

@@ -110,6 +110,20 @@ func checkMove(rt *rapid.T, old, s State, c Change) {
 	if s.Journal.Seq < old.Journal.Seq {
 		rt.Fatalf("%T: the journal shrank", c)
 	}
+	if s.Revision < old.Revision || s.Revision > old.Revision+1 || s.Journal.Seq != old.Journal.Seq && s.Revision == old.Revision {
+		rt.Fatalf("%T: revision %d after %d", c, s.Revision, old.Revision)
+	}
+	if s.Revision == old.Revision {
+		a, b := old, s
+		for _, x := range []*State{&a, &b} { // what nobody is shown
+			x.Lease, x.RungAt, x.Rings, x.Probes = nil, nil, 0, 0
+		}
+		was, _ := json.Marshal(a)
+		is, _ := json.Marshal(b)
+		if string(was) != string(is) {
+			rt.Fatalf("%T changed what is shown under one revision:\n%s\n%s", c, was, is)
+		}
+	}
 	for i := range s.Steps {
 		was, is := old.Steps[i].Attempts, s.Steps[i].Attempts
 		if len(is) < len(was) {
@@ -122,7 +136,7 @@ func checkMove(rt *rapid.T, old, s State, c Change) {
 		}
 	}
 	if _, ok := c.(LateReport); ok {
-		s.Journal, s.UpdatedAt = old.Journal, old.UpdatedAt
+		s.Journal, s.UpdatedAt, s.Revision = old.Journal, old.UpdatedAt, old.Revision
 		s.Assignments = slices.Clone(s.Assignments)
 		for i := range s.Assignments {
 			s.Assignments[i].Late = i < len(old.Assignments) && old.Assignments[i].Late
