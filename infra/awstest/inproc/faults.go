@@ -4,13 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 
@@ -34,11 +35,13 @@ type Faults struct {
 	Reorder   bool
 	// Lose, Repeat are shares of queue messages that never arrive, or twice.
 	Lose, Repeat float64
-	// Until is when the hurting ends; zero: never.
-	Until time.Time
 
+	stopped                           atomic.Bool
 	killed, lost, throttled, repeated atomic.Int64
 }
+
+// Stop ends the hurting.
+func (f *Faults) Stop() { f.stopped.Store(true) }
 
 // Counts says how much was hurt.
 func (f *Faults) Counts() map[string]int64 {
@@ -46,7 +49,7 @@ func (f *Faults) Counts() map[string]int64 {
 }
 
 func (f *Faults) strikes(share float64) bool {
-	return f != nil && share > 0 && (f.Until.IsZero() || time.Now().Before(f.Until)) && rand.Float64() < share
+	return f != nil && share > 0 && !f.stopped.Load() && rand.Float64() < share
 }
 
 type killKey struct{}
@@ -154,7 +157,7 @@ func (h hurt) Do(r *http.Request) (*http.Response, error) {
 		h.f.throttled.Add(1)
 		body := `{"__type":"com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException","message":"The level of configured provisioned throughput for the table was exceeded."}`
 		return &http.Response{StatusCode: http.StatusBadRequest, Status: "400 Bad Request", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: r,
-			Header: http.Header{"Content-Type": {"application/x-amz-json-1.0"}}, Body: io.NopCloser(bytes.NewReader([]byte(body))), ContentLength: int64(len(body))}, nil
+			Header: http.Header{"Content-Type": {"application/x-amz-json-1.0"}, "X-Amz-Crc32": {fmt.Sprint(crc32.ChecksumIEEE([]byte(body)))}}, Body: io.NopCloser(bytes.NewReader([]byte(body))), ContentLength: int64(len(body))}, nil
 	}
 	resp, err := h.next.Do(r)
 	if err == nil && dynamo && h.f.strikes(h.f.LoseAnswer) {

@@ -90,7 +90,9 @@ func (h *httpAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	e.RequestContext.Authorizer = &events.APIGatewayV2HTTPRequestContextAuthorizerDescription{Lambda: a.Context}
 	var res events.APIGatewayV2HTTPResponse
-	meter.Invoke(r.Context(), func(ctx context.Context) { res, err = server.Serve(ctx, e) })
+	meter.Invoke(r.Context(), func(ctx context.Context) {
+		h.d.opts.Faults.invoke(ctx, func(ctx context.Context) { res, err = server.Serve(ctx, e) })
+	})
 	if err != nil {
 		http.Error(w, `{"message":"Internal Server Error"}`, http.StatusInternalServerError)
 		return
