@@ -1,0 +1,61 @@
+package agentapi
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger/sqlite"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// Agents are told the cadence that goes with the time after which they count as
+// silent, and where their queue is; the reporter keeps its part for as long.
+func TestCadence(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		timing operation.Timing
+		want   int64
+		keeps  time.Duration
+	}{
+		"one machine": {operation.OneMachine, 0, 14 * time.Second},
+		"AWS":         {operation.AWS, 30_000, 89 * time.Second},
+		"a test":      {operation.Timing{Lease: time.Second, CallDeadline: time.Second, AgentSilent: time.Second}, 0, 14 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+			clock := func() time.Time { return now }
+			db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db"), Now: clock})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = db.Close() })
+			s := &Service{Store: &record.Store{Ledger: db, Now: clock, Timing: c.timing}, Logger: slog.New(slog.DiscardHandler),
+				QueueURL: func(cluster string) string { return "https://sqs.example/1/" + cluster }}
+			beat := func(agent string) protocol.HeartbeatAnswer {
+				a, err := s.Heartbeat(context.Background(), "clu_1", protocol.Heartbeat{Name: agent, Boot: "b-" + agent})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return a
+			}
+			a := beat("a")
+			if a.HeartbeatMS != c.want || a.QueueURL != "https://sqs.example/1/clu_1" || !a.Reporter {
+				t.Errorf("answered %+v, want a heartbeat each %d ms", a, c.want)
+			}
+			now = now.Add(c.keeps)
+			if beat("b").Reporter {
+				t.Errorf("another agent reports %s after the reporter's heartbeat", c.keeps)
+			}
+			now = now.Add(2 * time.Second)
+			if !beat("b").Reporter {
+				t.Error("nobody reports once the reporter is silent")
+			}
+		})
+	}
+}
