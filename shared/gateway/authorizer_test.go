@@ -18,13 +18,13 @@ import (
 )
 
 // authorize asks about one credential; the log is returned too.
-func authorize(t *testing.T, a Authenticator, headers map[string]string) (events.APIGatewayV2CustomAuthorizerSimpleResponse, error, string) {
+func authorize(t *testing.T, a Authenticator, headers map[string]string) (answer events.APIGatewayV2CustomAuthorizerSimpleResponse, logged string, err error) {
 	t.Helper()
 	var log strings.Builder
 	e := events.APIGatewayV2CustomAuthorizerV2Request{Version: "2.0", Type: "REQUEST", Headers: headers}
 	e.RequestContext.RequestID = "gw-1"
-	answer, err := (&Authorizer{Auth: a, Logger: slog.New(slog.NewTextHandler(&log, nil))}).Authorize(t.Context(), e)
-	return answer, err, log.String()
+	answer, err = (&Authorizer{Auth: a, Logger: slog.New(slog.NewTextHandler(&log, nil))}).Authorize(t.Context(), e)
+	return answer, log.String(), err
 }
 
 func TestAuthorizer(t *testing.T) {
@@ -72,7 +72,7 @@ func TestAuthorizer(t *testing.T) {
 		"revoked":          {header("Bearer " + revokedBearer), nil, auth.ReasonRevoked},
 		"expired":          {header("Bearer " + expiredBearer), nil, auth.ReasonExpired},
 	} {
-		answer, err, log := authorize(t, &auth.Authenticator{Tokens: tokens}, tt.headers)
+		answer, log, err := authorize(t, &auth.Authenticator{Tokens: tokens}, tt.headers)
 		must(t, err)
 		if tt.want == nil {
 			if answer.IsAuthorized || answer.Context != nil || !strings.Contains(log, "reason="+string(tt.reason)) || !strings.Contains(log, "gw-1") {
@@ -106,7 +106,7 @@ func TestAuthorizer(t *testing.T) {
 	// When it cannot be told, that is no denial: those are kept.
 	must(t, db.Close())
 	now = now.Add(time.Hour) // what is remembered is too old
-	answer, err, log := authorize(t, &auth.Authenticator{Tokens: tokens}, header("Bearer "+bearer))
+	answer, log, err := authorize(t, &auth.Authenticator{Tokens: tokens}, header("Bearer "+bearer))
 	if !errors.Is(err, auth.ErrUnavailable) || answer.IsAuthorized || !strings.Contains(log, "ERROR") || strings.Contains(err.Error(), "sqlite") {
 		t.Errorf("the ledger is away: %+v, %v, log %q", answer, err, log)
 	}
@@ -139,11 +139,11 @@ func (b broken) Authenticate(context.Context, string) (auth.Principal, error) {
 func TestAuthorizerFails(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []error{auth.ErrUnavailable, context.DeadlineExceeded, errors.New("odd")} {
-		if answer, err, log := authorize(t, broken{fault}, nil); !errors.Is(err, fault) || answer.IsAuthorized || log == "" {
+		if answer, log, err := authorize(t, broken{fault}, nil); !errors.Is(err, fault) || answer.IsAuthorized || log == "" {
 			t.Errorf("%v: %+v, %v, log %q", fault, answer, err, log)
 		}
 	}
-	if answer, err, _ := authorize(t, broken{auth.ErrDenied}, nil); err != nil || answer.IsAuthorized {
+	if answer, _, err := authorize(t, broken{auth.ErrDenied}, nil); err != nil || answer.IsAuthorized {
 		t.Errorf("%+v, %v", answer, err)
 	}
 }
