@@ -69,6 +69,8 @@ func problemOf(err error) *problem.Problem {
 		return problem.New(problem.Unavailable, "the plane's store cannot take the request now").WithCause(err).WithRetryAfter(retryUnavailable)
 	case errors.Is(err, ledger.ErrConflict):
 		return problem.New(problem.Unavailable, "others kept writing the same thing; try again").WithCause(err).WithRetryAfter(retryUnavailable)
+	case errors.Is(err, ledger.ErrUnknown):
+		return problem.New(problem.Timeout, "the plane cannot tell whether the request was carried out; look, or send it again under the same Idempotency-Key").WithCause(err)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return problem.New(problem.Timeout, "the request ended before its answer was there").WithCause(err)
 	}

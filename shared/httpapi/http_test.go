@@ -109,6 +109,7 @@ func TestErrorsOfTheDomain(t *testing.T) {
 		{&operation.LockedError{Resource: "nod_x", Holder: operation.Holder{Operation: noOperation}}, 409, problem.OperationConflict},
 		{ledger.ErrNotFound, 404, problem.NotFound},
 		{ledger.ErrUnavailable, 503, problem.Unavailable},
+		{fmt.Errorf("commit: %w: %w", ledger.ErrUnknown, context.DeadlineExceeded), 504, problem.Timeout},
 		{&ledger.ConflictError{}, 503, problem.Unavailable},
 		{queue.ErrUnavailable, 503, problem.Unavailable},
 		{queue.ErrNoQueue, 404, problem.NotFound},
