@@ -261,9 +261,9 @@ func BenchmarkCommit(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	var next atomic.Int64
 	for _, n := range []int{1, 4} {
 		b.Run(fmt.Sprintf("writes=%d", n), func(b *testing.B) {
-			var next atomic.Int64
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
 					var ws []ledger.Write
