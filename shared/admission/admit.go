@@ -125,7 +125,7 @@ func (s *Service) admitOnce(ctx context.Context, call Call, body []byte, fp stri
 			record.Idempotency{Fingerprint: fp, Resource: op.Spec.ID, At: now}))
 	}
 	extra = append(extra, record.AuditWrite(record.Audit{
-		At: now, Actor: call.Caller.Actor, Method: call.Method, Path: call.Path, Action: "operation.create", Resource: op.Spec.ID,
+		At: now, Actor: call.Caller.Actor, Method: call.Method, Path: call.Path, Action: record.AuditCreate, Resource: op.Spec.ID,
 		Status: 202, Reason: p.request.Reason, CorrelationID: op.Spec.CorrelationID, RemoteAddr: call.RemoteAddr}))
 	return s.commit(ctx, op, extra)
 }

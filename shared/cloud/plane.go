@@ -57,6 +57,11 @@ func Open(ctx context.Context, c Config) (*Plane, error) {
 	return New(c, a)
 }
 
+// indexLag is more than a global secondary index is late by where it is not out
+// of order altogether: "usually within a fraction of a second" (AWS: "Using
+// Global Secondary Indexes in DynamoDB").
+const indexLag = time.Minute
+
 // New makes the engines with an SDK configuration of the caller's own.
 func New(c Config, a aws.Config) (*Plane, error) {
 	p := &Plane{Config: c, Log: c.Logger, Metrics: NewMetrics(os.Stdout, c), aws: a}
@@ -69,7 +74,7 @@ func New(c Config, a aws.Config) (*Plane, error) {
 	p.Queue = sqs.New(sqs.Options{Client: awssqs.NewFromConfig(p.aws), Prefix: c.QueuePrefix, Logger: p.Log})
 	p.Waker = &sweep.Waker{Queue: p.Queue, Now: time.Now, Logger: p.Log}
 	p.Ledger = sweep.Waking(db, p.Waker)
-	p.Store = &record.Store{Ledger: p.Ledger, Now: time.Now, Timing: operation.AWS}
+	p.Store = &record.Store{Ledger: p.Ledger, Now: time.Now, Timing: operation.AWS, IndexLag: indexLag}
 	return p, nil
 }
 

@@ -36,7 +36,7 @@ func (s *Service) Redrive(ctx context.Context, call admission.Call, letterID str
 	next := d
 	now := s.Store.Now().UTC()
 	next.Redriven = &now
-	changed, err := s.retry(ctx, call, d.Operation, in, "dead_letter.redrive", letterID, func() []ledger.Write {
+	changed, err := s.retry(ctx, call, d.Operation, in, record.AuditRedrive, letterID, func() []ledger.Write {
 		return []ledger.Write{{Item: record.DeadLetterItem(next), Expect: ledger.AnyVersion}}
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // RetryInput asks for another run of a failed operation.
@@ -28,7 +29,7 @@ type Changed struct {
 // Retry runs a failed operation again: it takes the locks again and runs the
 // failed steps once more.
 func (s *Service) Retry(ctx context.Context, call admission.Call, opID string, in RetryInput) (Changed, error) {
-	return s.retry(ctx, call, opID, in, "operation.retry", opID, nil)
+	return s.retry(ctx, call, opID, in, record.AuditRetry, opID, nil)
 }
 
 // retry is Retry as part of another action, whose writes go into its commit.

@@ -24,6 +24,14 @@ type Audit struct {
 	RemoteAddr    string          `json:"remote_addr,omitempty"`
 }
 
+// The actions of the calls by which an operation comes to life: with its own id
+// as the resource or, for AuditRedrive, its dead letter's.
+const (
+	AuditCreate  = "operation.create"
+	AuditRetry   = "operation.retry"
+	AuditRedrive = "dead_letter.redrive"
+)
+
 // AuditKept is how long audit records are kept.
 const AuditKept = 400 * 24 * time.Hour
 

@@ -20,6 +20,9 @@ type Store struct {
 	Ledger ledger.Ledger
 	Now    func() time.Time
 	Timing operation.Timing
+	// IndexLag is how late an index may show a write: 0 where it shows it at once.
+	// Whoever must not miss one looks through the base items of that time.
+	IndexLag time.Duration
 
 	memory memory
 }

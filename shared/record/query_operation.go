@@ -82,27 +82,3 @@ func (st *Store) touched(ctx context.Context, resource string, sp Span) (found [
 	}
 	return found, p.Next != "", nil
 }
-
-// LiveIn tells one operation of the cluster that has not ended, or "".
-func (st *Store) LiveIn(ctx context.Context, cluster string) (string, error) {
-	q := ledger.Query{Index: ledger.Live, PK: ListOperations}
-	for {
-		p, err := st.Ledger.Query(ctx, q)
-		if err != nil {
-			return "", fmt.Errorf("list live operations: %w", err)
-		}
-		for _, it := range p.Items {
-			s, err := Decode[operation.State](it)
-			if err != nil {
-				return "", err
-			}
-			if s.Cluster == cluster && !s.Phase.Terminal() {
-				return s.ID, nil
-			}
-		}
-		if p.Next == "" {
-			return "", nil
-		}
-		q.After = p.Next
-	}
-}

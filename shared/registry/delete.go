@@ -18,6 +18,10 @@ import (
 // Delete takes a cluster out of the fleet: its inventory, agents, tokens and
 // queue. It is refused while an operation of the cluster is live. One that
 // broke off is finished by asking again: the cluster itself goes last.
+//
+// Every admission, retry and child's admission requires in its commit that the
+// cluster's item is as it was when it was not being deleted. So after the mark
+// nothing comes to life, and what came before is found by record.Store.LiveIn.
 func (s *Service) Delete(ctx context.Context, call admission.Call, name string) error {
 	found, err := s.Find(ctx, call, name)
 	if err != nil {
@@ -26,16 +30,15 @@ func (s *Service) Delete(ctx context.Context, call admission.Call, name string) 
 	if err := s.unused(ctx, found); err != nil {
 		return err
 	}
-	if err := s.mark(ctx, found.ID, true); err != nil {
+	marked, err := s.mark(ctx, found.ID)
+	if err != nil {
 		return err
+	}
+	if err := s.unused(ctx, found); err != nil { // it slipped in before the mark
+		return errors.Join(err, s.unmark(ctx, found.ID, marked))
 	}
 	if err := s.removeInventory(ctx, found.ID); err != nil {
 		return err
-	}
-	// With the inventory gone nothing more is admitted. What slipped in before
-	// keeps its cluster; its agents report the inventory again.
-	if err := s.unused(ctx, found); err != nil {
-		return errors.Join(err, s.mark(ctx, found.ID, false), s.askInventory(ctx, found.ID))
 	}
 	if err := s.Queues.Remove(ctx, found.Queue); err != nil {
 		return fmt.Errorf("remove queue of cluster %s: %w", found.ID, err)
@@ -57,39 +60,40 @@ func (s *Service) unused(ctx context.Context, c fleet.Cluster) error {
 	return r
 }
 
-// mark sets or clears that the cluster is being deleted.
-func (s *Service) mark(ctx context.Context, cluster string, deleting bool) error {
-	return record.Again(ctx, func() error {
-		c, version, err := s.Store.Cluster(ctx, cluster)
+// mark says that the cluster is being deleted, and returns the version that says
+// so. It writes even when another deletion has said it, so that the other cannot
+// take it back under this one.
+func (s *Service) mark(ctx context.Context, cluster string) (version int64, err error) {
+	err = record.Again(ctx, func() error {
+		var c fleet.Cluster
+		c, version, err = s.Store.Cluster(ctx, cluster)
 		if errors.Is(err, ledger.ErrNotFound) {
 			return noCluster(cluster)
 		}
-		if err != nil || c.Deleting == deleting {
+		if err != nil {
 			return err
 		}
-		c.Deleting = deleting
+		c.Deleting = true
 		return s.Store.Ledger.Commit(ctx, ledger.Write{Item: record.ClusterItem(&c), Expect: version})
 	})
+	return version + 1, err
 }
 
-// askInventory has the cluster's reporter send everything again.
-func (s *Service) askInventory(ctx context.Context, cluster string) error {
-	return record.Again(ctx, func() error {
-		it, err := s.Store.Ledger.Get(ctx, record.ReporterKey(cluster))
-		if errors.Is(err, ledger.ErrNotFound) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		r, err := record.Decode[fleet.Reporter](it)
-		if err != nil {
-			return err
-		}
-		r.Asked = true
-		it.Data = record.Encode(r)
-		return s.Store.Ledger.Commit(ctx, ledger.Write{Item: it, Expect: it.Version})
-	})
+// unmark takes a mark back, unless another deletion has made one since.
+func (s *Service) unmark(ctx context.Context, cluster string, marked int64) error {
+	c, version, err := s.Store.Cluster(ctx, cluster)
+	switch {
+	case errors.Is(err, ledger.ErrNotFound), err == nil && version != marked:
+		return nil
+	case err != nil:
+		return err
+	}
+	c.Deleting = false
+	err = s.Store.Ledger.Commit(ctx, ledger.Write{Item: record.ClusterItem(&c), Expect: marked})
+	if errors.Is(err, ledger.ErrConflict) {
+		return nil
+	}
+	return err
 }
 
 var inventoryKinds = []string{operation.KindNode, operation.KindDevice, operation.KindDeployment, operation.KindComponent}
