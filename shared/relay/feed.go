@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -20,23 +21,35 @@ const dispatchTries = 3
 // With an error (the ledger is unavailable or lost an answer, or ctx has ended) it returns the
 // records that must come again; the others are dealt with.
 func (r *Relay) DispatchFeed(ctx context.Context, changes []ledger.Change) (again []ledger.Change, err error) {
-	failed, err := r.dispatchAll(ctx, Operations(changes))
+	_, failed, _, err := r.dispatchAll(ctx, Operations(changes), nil)
 	if err != nil {
 		return about(changes, failed), err
 	}
 	return nil, nil
 }
 
-func (r *Relay) dispatchAll(ctx context.Context, ids []string) (failed []string, err error) {
+// dispatchAll dispatches all of the operations, first by a look that was taken
+// before (nil: none). With an error failed are those that are not done; passed
+// are those that it passed over.
+func (r *Relay) dispatchAll(ctx context.Context, ids []string, seen map[string]record.Glance) (moved map[string]int64, failed, passed []string, err error) {
+	moved = map[string]int64{}
 	for try := range dispatchTries {
-		if failed, err = r.Dispatch(ctx, ids); err == nil || stops(ctx, err) {
-			return failed, err
+		if seen == nil {
+			if seen, _, err = r.Store.Glances(ctx, ids); err != nil {
+				return moved, ids, nil, err
+			}
 		}
-		ids = failed
+		var now map[string]int64
+		now, failed, err = r.dispatchBy(ctx, ids, seen)
+		maps.Copy(moved, now)
+		if err == nil || stops(ctx, err) {
+			return moved, failed, nil, err
+		}
+		ids, seen = failed, nil
 		r.Logger.WarnContext(ctx, "operations not dispatched", "count", len(failed), "operation", failed[0], "err", err)
 		pause(ctx, time.Duration(try+1)*100*time.Millisecond)
 	}
-	return nil, nil
+	return moved, nil, ids, nil
 }
 
 // PublishFeed puts the journals that the records tell of into their streams: see
@@ -46,29 +59,31 @@ func (r *Relay) dispatchAll(ctx context.Context, ids []string) (failed []string,
 // With an error (the ledger is unavailable or lost an answer, or ctx has ended) it returns the
 // records that must come again; the others are dealt with.
 func (r *Relay) PublishFeed(ctx context.Context, changes []ledger.Change) (again []ledger.Change, err error) {
-	failed, err := r.publishAll(ctx, Operations(changes))
+	failed, _, err := r.publishAll(ctx, Operations(changes), nil)
 	if err != nil {
 		return about(changes, failed), err
 	}
 	return nil, nil
 }
 
-func (r *Relay) publishAll(ctx context.Context, ids []string) (failed []string, err error) {
-	if err := r.Publish(ctx, ids); err == nil {
-		return nil, nil
+// publishAll publishes all of the operations, like dispatchAll.
+func (r *Relay) publishAll(ctx context.Context, ids []string, seen *glances) (failed, passed []string, err error) {
+	if err := r.publishBy(ctx, ids, seen); err == nil {
+		return nil, nil, nil
 	} else if stops(ctx, err) {
-		return ids, err
+		return ids, nil, err
 	}
 	for i, id := range ids {
 		err := r.Publish(ctx, []string{id})
 		if stops(ctx, err) {
-			return ids[i:], err
+			return ids[i:], passed, err
 		}
 		if err != nil {
+			passed = append(passed, id)
 			r.Logger.ErrorContext(ctx, "an operation's events cannot be published", "operation", id, "err", err)
 		}
 	}
-	return nil, nil
+	return nil, passed, nil
 }
 
 // BusFeed puts the streams whose heads the records tell of on the bus: see

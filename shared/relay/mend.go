@@ -24,10 +24,10 @@ func (r *Relay) Mend(ctx context.Context, since time.Time) error {
 		q.From = record.TimeSort(since, "")
 	}
 	return r.walk(ctx, q, func(ids []string) error {
-		if _, err := r.dispatchAll(ctx, ids); err != nil {
+		if _, _, _, err := r.dispatchAll(ctx, ids, nil); err != nil {
 			return err
 		}
-		_, err := r.publishAll(ctx, ids)
+		_, _, err := r.publishAll(ctx, ids, nil)
 		return err
 	})
 }
@@ -36,7 +36,7 @@ func (r *Relay) Mend(ctx context.Context, since time.Time) error {
 // ended. What is to be dispatched the due index tells of.
 func (r *Relay) MendLive(ctx context.Context) error {
 	return r.walk(ctx, ledger.Query{Index: ledger.Live, PK: record.ListOperations, Limit: 200}, func(ids []string) error {
-		_, err := r.publishAll(ctx, ids)
+		_, _, err := r.publishAll(ctx, ids, nil)
 		return err
 	})
 }

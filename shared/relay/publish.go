@@ -30,11 +30,31 @@ type pending struct {
 // entry that is there. The append and the markers are one commit, so that a
 // redelivered record finds nothing left to do and nothing is doubled.
 func (r *Relay) Publish(ctx context.Context, ids []string) error {
+	return r.publishBy(ctx, ids, nil)
+}
+
+// glances are what a look at operations showed.
+type glances struct {
+	states map[string]record.Glance
+	pubs   map[string]record.Published
+}
+
+// publishBy is Publish by a look that was taken before (nil: none), as long as
+// that holds.
+func (r *Relay) publishBy(ctx context.Context, ids []string, seen *glances) error {
 	for try := 0; ; try++ {
-		streams, err := r.collect(ctx, ids)
+		if seen == nil {
+			states, pubs, err := r.Store.Glances(ctx, ids)
+			if err != nil {
+				return err
+			}
+			seen = &glances{states, pubs}
+		}
+		streams, err := r.collect(ctx, ids, seen)
 		if err != nil {
 			return err
 		}
+		seen = nil
 		err = nil
 		for stream, ps := range streams {
 			err = errors.Join(err, r.appendAll(ctx, stream, ps))
@@ -46,14 +66,10 @@ func (r *Relay) Publish(ctx context.Context, ids []string) error {
 }
 
 // collect finds what each operation has yet to publish, by stream.
-func (r *Relay) collect(ctx context.Context, ids []string) (map[string][]pending, error) {
-	glances, pubs, err := r.Store.Glances(ctx, ids)
-	if err != nil {
-		return nil, err
-	}
+func (r *Relay) collect(ctx context.Context, ids []string, seen *glances) (map[string][]pending, error) {
 	behind := make([]string, 0, len(ids))
 	for _, id := range ids {
-		if g, ok := glances[id]; ok && g.Journal.Seq > pubs[id].Seq {
+		if g, ok := seen.states[id]; ok && g.Journal.Seq > seen.pubs[id].Seq {
 			behind = append(behind, id)
 		}
 	}
@@ -67,8 +83,8 @@ func (r *Relay) collect(ctx context.Context, ids []string) (map[string][]pending
 		if !ok { // deleted since
 			continue
 		}
-		pub := pubs[id]
-		entries, err := r.Store.JournalBetween(ctx, id, pub.Seq+1, glances[id].Journal.Seq)
+		pub := seen.pubs[id]
+		entries, err := r.Store.JournalBetween(ctx, id, pub.Seq+1, seen.states[id].Journal.Seq)
 		if err != nil {
 			return nil, err
 		}

@@ -44,6 +44,8 @@ type Relay struct {
 
 	mu     sync.Mutex
 	agents map[string]agentsSeen // by cluster
+
+	dealt dealt // by Follow
 }
 
 type agentsSeen struct {
@@ -93,10 +95,18 @@ func (r *Relay) Dispatch(ctx context.Context, ids []string) (failed []string, er
 	if err != nil {
 		return ids, err
 	}
+	_, failed, err = r.dispatchBy(ctx, ids, glances)
+	return failed, err
+}
+
+// dispatchBy is Dispatch by glances that were taken before. moved are the
+// operations that it wrote, and their versions behind that.
+func (r *Relay) dispatchBy(ctx context.Context, ids []string, glances map[string]record.Glance) (moved map[string]int64, failed []string, err error) {
 	var (
 		mu sync.Mutex
 		wg sync.WaitGroup
 	)
+	moved = map[string]int64{}
 	slots := make(chan struct{}, parallel)
 	for _, id := range ids {
 		g, ok := glances[id]
@@ -106,15 +116,19 @@ func (r *Relay) Dispatch(ctx context.Context, ids []string) (failed []string, er
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if e := r.dispatch(ctx, &g); e != nil {
-				mu.Lock()
+			version, e := r.dispatch(ctx, &g)
+			mu.Lock()
+			defer mu.Unlock()
+			if version > 0 {
+				moved[id] = version
+			}
+			if e != nil {
 				failed, err = append(failed, id), errors.Join(err, e)
-				mu.Unlock()
 			}
 		})
 	}
 	wg.Wait()
-	return failed, err
+	return moved, failed, err
 }
 
 // nothingToDo tells whether an operation needs neither dispatch nor a ring.
@@ -130,12 +144,14 @@ func (r *Relay) nothingToDo(g *record.Glance) bool {
 	return g.Cancel == nil || r.Store.Now().Sub(g.Cancel.RequestedAt) >= attentionFor
 }
 
-func (r *Relay) dispatch(ctx context.Context, g *record.Glance) error {
+// dispatch does what one operation needs, and returns its version if it wrote
+// it, else 0.
+func (r *Relay) dispatch(ctx context.Context, g *record.Glance) (int64, error) {
 	switch {
 	case g.Phase.Terminal():
-		return r.RingPlane(ctx, g.Parent)
+		return 0, r.RingPlane(ctx, g.Parent)
 	case g.PlaneLocal:
-		return r.RingPlane(ctx, g.ID)
+		return 0, r.RingPlane(ctx, g.ID)
 	case g.Phase == operation.Pending:
 		op, err := r.Store.Update(ctx, g.ID, func(op *operation.Operation) (operation.Change, []ledger.Write, error) {
 			if op.State.Phase != operation.Pending {
@@ -145,19 +161,19 @@ func (r *Relay) dispatch(ctx context.Context, g *record.Glance) error {
 			return operation.Dispatch{Waiting: w}, nil, err
 		})
 		if errors.Is(err, ledger.ErrNotFound) {
-			return nil
+			return 0, nil
 		}
 		if err != nil {
-			return fmt.Errorf("dispatch %s: %w", g.ID, err)
+			return 0, fmt.Errorf("dispatch %s: %w", g.ID, err)
 		}
 		if op.State.Phase != operation.Dispatched {
-			return nil
+			return op.Version, nil
 		}
-		return r.Ring(ctx, &op.State)
+		return op.Version, r.Ring(ctx, &op.State)
 	case g.Lease == nil:
-		return r.send(ctx, protocol.KindOperation, g.ID, g.Cluster, g.Generation)
+		return 0, r.send(ctx, protocol.KindOperation, g.ID, g.Cluster, g.Generation)
 	}
-	return r.send(ctx, protocol.KindAttention, g.ID, g.Cluster, g.Generation)
+	return 0, r.send(ctx, protocol.KindAttention, g.ID, g.Cluster, g.Generation)
 }
 
 // Ring puts a doorbell for the operation on its cluster's queue.

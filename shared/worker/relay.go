@@ -52,15 +52,10 @@ func (h *Relay) Handle(ctx context.Context, e StreamEvent) (events.DynamoDBEvent
 	ctx, cancel := within(ctx)
 	defer cancel()
 	b := h.read(ctx, e.Records)
-	again, err := h.Relay.DispatchFeed(ctx, b.changes)
+	again, err := h.Relay.Follow(ctx, b.changes)
 	b.repeat(again)
 	if err != nil {
-		h.Logger.WarnContext(ctx, "a batch is not dispatched to its end", "records", len(e.Records), "err", err)
-	}
-	again, err = h.Relay.PublishFeed(ctx, b.changes)
-	b.repeat(again)
-	if err != nil {
-		h.Logger.WarnContext(ctx, "a batch is not published to its end", "records", len(e.Records), "err", err)
+		h.Logger.WarnContext(ctx, "a batch is not dealt with to its end", "records", len(e.Records), "err", err)
 	}
 	late := 0
 	if err := h.Relay.BusFeed(ctx, b.changes); err != nil {

@@ -118,6 +118,36 @@ func TestStreamInAnyShape(t *testing.T) {
 	})
 }
 
+// TestStreamLooksOnce: an operation is looked at once for all that a process is
+// told of it, and its own dispatch is news to nobody.
+func TestStreamLooksOnce(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	op := p.drain(0)
+	created := p.stream()
+	p.deliver(created)
+	dispatched := p.stream()
+	p.tap.reset()
+	p.deliver(slices.Concat(created, dispatched))
+	if looks := p.tap.looks(op); looks != 0 {
+		t.Errorf("%d looks at what was dealt with", looks)
+	}
+	p.fresh()
+	p.tap.reset()
+	p.deliver(slices.Concat(created, dispatched))
+	if looks := p.tap.looks(op); looks != 1 {
+		t.Errorf("%d looks by a process that knows nothing, want 1", looks)
+	}
+	_, err := p.store.Update(t.Context(), op, func(*operation.Operation) (operation.Change, []ledger.Write, error) {
+		return operation.RequestCancel{By: operation.Actor{ID: "tok_alice", Kind: "token"}, Reason: "no"}, nil, nil
+	})
+	p.no(err)
+	p.settle()
+	if got := p.transitions(op); got != way+" cancel_requested cancelled" {
+		t.Errorf("stream: %s", got)
+	}
+}
+
 // malformed are records that no engine of ours wrote.
 var malformed = map[string]string{
 	"null":               `null`,

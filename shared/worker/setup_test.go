@@ -50,6 +50,7 @@ type tap struct {
 	// error ends it there. after is called behind it, likewise.
 	commit, after func(n int, ws []ledger.Write) error
 	due           func() error
+	read          []ledger.Key
 }
 
 func (l *tap) Commit(ctx context.Context, ws ...ledger.Write) error {
@@ -86,11 +87,30 @@ func (l *tap) Due(ctx context.Context, until time.Time, limit int) ([]ledger.Ite
 	return l.Ledger.Due(ctx, until, limit)
 }
 
+func (l *tap) GetMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledger.Item, error) {
+	l.mu.Lock()
+	l.read = append(l.read, ks...)
+	l.mu.Unlock()
+	return l.Ledger.GetMany(ctx, ks)
+}
+
+// looks counts how often the state of an operation was read.
+func (l *tap) looks(op string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range l.read {
+		if k == record.StateKey(op) {
+			n++
+		}
+	}
+	return n
+}
+
 // reset lets everything pass, and counts from 1 again.
 func (l *tap) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.n, l.commit, l.after, l.due = 0, nil, nil, nil
+	l.n, l.commit, l.after, l.due, l.read = 0, nil, nil, nil, nil
 }
 
 // boardBus keeps what was put on the bus, unless it is down.
@@ -146,6 +166,7 @@ type plane struct {
 	wakes   wakes
 	waker   *sweep.Waker
 	metrics bytes.Buffer
+	relays  *worker.Relay // relay's process
 	cluster string
 	at      string // of the feed
 	serial  int    // of stream records
@@ -197,6 +218,7 @@ func (p *plane) fresh() {
 	p.store = &record.Store{Ledger: sweep.Waking(p.tap, p.waker), Now: p.now, Timing: operation.AWS}
 	p.adm = &admission.Service{Store: p.store}
 	p.plans = &planrun.Runner{Store: p.store, Admission: p.adm}
+	p.relays = nil
 }
 
 func (p *plane) relay() *relay.Relay {
@@ -204,7 +226,10 @@ func (p *plane) relay() *relay.Relay {
 }
 
 func (p *plane) relayFunction() *worker.Relay {
-	return &worker.Relay{Relay: p.relay(), Decode: dynamo.DecodeChange, Logger: quiet(), Metrics: p.meter()}
+	if p.relays == nil {
+		p.relays = &worker.Relay{Relay: p.relay(), Decode: dynamo.DecodeChange, Logger: quiet(), Metrics: p.meter()}
+	}
+	return p.relays
 }
 
 func (p *plane) sweepFunction() *worker.Sweep {
