@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -34,7 +35,8 @@ func (st *Store) LiveIn(ctx context.Context, cluster string) (string, error) {
 		}
 		return found != ""
 	}
-	if err := st.eachLive(ctx, look); err != nil || found != "" {
+	err := st.eachLive(ctx, []string{scopeOf(cluster), scopeOf("")}, func(s *operation.State) (bool, error) { return look(s), nil })
+	if err != nil || found != "" {
 		return found, err
 	}
 	if st.IndexLag == 0 {
@@ -61,8 +63,15 @@ func (st *Store) LiveIn(ctx context.Context, cluster string) (string, error) {
 	return "", nil
 }
 
-// eachLive calls f for what the index of live operations has, until it says stop.
-func (st *Store) eachLive(ctx context.Context, f func(*operation.State) (stop bool)) error {
+// EachLiveIn calls f for the cluster's operations that have not ended, as far as
+// the index shows them.
+func (st *Store) EachLiveIn(ctx context.Context, cluster string, f func(*operation.State) error) error {
+	return st.eachLive(ctx, []string{scopeOf(cluster)}, func(s *operation.State) (bool, error) { return false, f(s) })
+}
+
+// eachLive calls f for what the index of live operations has in the scopes, until
+// it says stop. What is in another scope is told by its keys and not decoded.
+func (st *Store) eachLive(ctx context.Context, scopes []string, f func(*operation.State) (stop bool, err error)) error {
 	q := ledger.Query{Index: ledger.Live, PK: ListOperations}
 	for {
 		p, err := st.Ledger.Query(ctx, q)
@@ -70,12 +79,15 @@ func (st *Store) eachLive(ctx context.Context, f func(*operation.State) (stop bo
 			return fmt.Errorf("list live operations: %w", err)
 		}
 		for _, it := range p.Items {
+			if !slices.Contains(scopes, it.Index[ledger.Scope].PK) {
+				continue
+			}
 			s, err := Decode[operation.State](it)
 			if err != nil {
 				return err
 			}
-			if f(&s) {
-				return nil
+			if stop, err := f(&s); err != nil || stop {
+				return err
 			}
 		}
 		if p.Next == "" {

@@ -133,15 +133,11 @@ func (st *Store) LoadMany(ctx context.Context, ids []string) (map[string]operati
 // StateItem is the item of an operation's state, with its places in the indexes.
 func (st *Store) StateItem(s *operation.State) ledger.Item {
 	sort := TimeSort(s.CreatedAt, s.ID)
-	scope := s.Cluster
-	if scope == "" {
-		scope = "plane"
-	}
 	it := ledger.Item{
 		Key: StateKey(s.ID), Data: Encode(s), Due: st.Timing.Due(s),
 		Index: map[ledger.Index]ledger.Key{
 			ledger.List:   {PK: ListOperations, SK: sort},
-			ledger.Scope:  {PK: ListOperations + "#" + scope, SK: sort},
+			ledger.Scope:  {PK: scopeOf(s.Cluster), SK: sort},
 			ledger.Lookup: {PK: ListOperations + "#actor#" + s.ActorID, SK: sort},
 		},
 	}
@@ -149,6 +145,14 @@ func (st *Store) StateItem(s *operation.State) ledger.Item {
 		it.Index[ledger.Live] = ledger.Key{PK: ListOperations, SK: sort}
 	}
 	return it
+}
+
+// scopeOf is the index partition of a cluster's operations, or of those of none.
+func scopeOf(cluster string) string {
+	if cluster == "" {
+		cluster = "plane"
+	}
+	return ListOperations + "#" + cluster
 }
 
 // journalRun is the data of a journal item.

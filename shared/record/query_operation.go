@@ -36,7 +36,7 @@ func (st *Store) Operations(ctx context.Context, by OperationsBy, sp Span) (foun
 	case by.Live:
 		q = ledger.Query{Index: ledger.Live, PK: ListOperations}
 	case by.Cluster != "":
-		q = ledger.Query{Index: ledger.Scope, PK: ListOperations + "#" + by.Cluster}
+		q = ledger.Query{Index: ledger.Scope, PK: scopeOf(by.Cluster)}
 	case by.Actor != "":
 		q = ledger.Query{Index: ledger.Lookup, PK: ListOperations + "#actor#" + by.Actor}
 	default:

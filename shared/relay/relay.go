@@ -210,29 +210,11 @@ func (r *Relay) send(ctx context.Context, kind, op, cluster string, generation i
 // Reoffer rings again for every operation of the cluster that nobody holds: an
 // agent has arrived.
 func (r *Relay) Reoffer(ctx context.Context, cluster string) error {
-	q := ledger.Query{Index: ledger.Live, PK: record.ListOperations}
-	for {
-		p, err := r.Store.Ledger.Query(ctx, q)
-		if err != nil {
-			return fmt.Errorf("list live operations: %w", err)
-		}
-		for _, it := range p.Items {
-			s, err := record.Decode[operation.State](it)
-			if err != nil {
-				return err
-			}
-			if s.Cluster != cluster || s.Lease != nil || s.PlaneLocal {
-				continue
-			}
-			if s.Phase == operation.Dispatched || s.Phase == operation.Reconciling {
-				if err := r.Ring(ctx, &s); err != nil {
-					return err
-				}
-			}
-		}
-		if p.Next == "" {
+	return r.Store.EachLiveIn(ctx, cluster, func(s *operation.State) error {
+		waits := s.Phase == operation.Dispatched || s.Phase == operation.Reconciling
+		if !waits || s.Lease != nil || s.PlaneLocal {
 			return nil
 		}
-		q.After = p.Next
-	}
+		return r.Ring(ctx, s)
+	})
 }
