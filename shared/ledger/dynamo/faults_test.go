@@ -30,6 +30,14 @@ func met(version int, w, b string) answer {
 	}
 }
 
+// earlier is met with the request's name as the last but two.
+func earlier(version int) answer {
+	return func(r request) (*http.Response, error) {
+		return fails("ConditionalCheckFailedException", fmt.Sprintf(`,"Item":{"pk":{"S":"p"},"sk":{"S":"s"},"v":{"N":"%d"},"w":{"B":%q},"b":{"B":%q},"c":{"B":%q}}`,
+			version, stranger, stranger, r.name()))(r)
+	}
+}
+
 const stranger = "c3RyYW5nZXI="
 
 // TestLostAnswerOfPut: what a failed condition means when the answer before it
@@ -44,10 +52,12 @@ func TestLostAnswerOfPut(t *testing.T) {
 		"it had not been applied":             {3, fine, nil},
 		"it had been applied":                 {3, met(4, "%s", stranger), nil},
 		"applied, then written by another":    {3, met(5, stranger, "%s"), nil},
+		"applied, then written by two":        {3, earlier(6), nil},
 		"applied and revived by another":      {3, met(1, stranger, "%s"), nil},
 		"another was first":                   {3, met(4, stranger, stranger), ledger.ErrConflict},
 		"two others were first":               {3, met(5, stranger, stranger), ledger.ErrConflict},
-		"many have written since":             {3, met(6, stranger, stranger), ledger.ErrUnknown},
+		"three others were first":             {3, met(6, stranger, stranger), ledger.ErrConflict},
+		"many have written since":             {3, met(7, stranger, stranger), ledger.ErrUnknown},
 		"it is gone":                          {3, met(0, "", ""), ledger.ErrUnknown},
 		"created":                             {0, met(1, "%s", "AA=="), nil},
 		"created by another":                  {0, met(1, stranger, "AA=="), ledger.ErrConflict},

@@ -23,6 +23,7 @@ const (
 	attrExpires = "x"  // Unix seconds from which the item has expired; DynamoDB's TTL attribute
 	attrWrite   = "w"  // names the commit that wrote it
 	attrBefore  = "b"  // the w before that
+	attrEarlier = "c"  // the b before that
 )
 
 // indexDue is the secondary index of due items; queries cannot name it.

@@ -20,8 +20,8 @@ const (
 	maxItem        = 400 << 10
 	maxTransaction = 4 << 20
 	// writeNameBytes: two writes of one item that matter to each other are
-	// seconds apart at most; 64 random bits are plenty.
-	writeNameBytes = 8
+	// seconds apart at most; 48 random bits are plenty.
+	writeNameBytes = 6
 )
 
 // Conditions. Their values: :now, and :expect or :w where they appear.
@@ -30,7 +30,7 @@ const (
 	condVersion = "v = :expect AND (attribute_not_exists(x) OR x > :now)"
 	// An unconditional put takes an item that is alive or not there at all. Its
 	// own name must not be there yet: else it has been applied.
-	condAlive = "(attribute_not_exists(x) OR x > :now) AND (attribute_not_exists(w) OR (w <> :w AND b <> :w))"
+	condAlive = "(attribute_not_exists(x) OR x > :now) AND (attribute_not_exists(w) OR (w <> :w AND b <> :w AND c <> :w))"
 	// With revive.
 	condExpired = "x <= :now"
 )
@@ -86,7 +86,7 @@ func (db *DB) newAttempt(writes []ledger.Write) (*attempt, error) {
 }
 
 // putOverhead is what version, feed mark and write names add to an item at most.
-const putOverhead = 3 + 12 + 2*(1+writeNameBytes)
+const putOverhead = 3 + 12 + 3*(1+writeNameBytes)
 
 // renew makes the attempt a new request, with a time and a token of its own.
 func (a *attempt) renew(db *DB) {
@@ -114,10 +114,11 @@ func (a *attempt) condition(act *action) (string, attributes) {
 
 // update is a put as an update that sets or removes every attribute that the
 // engine knows. Unlike PutItem it can count versions without a read, and keep
-// the name of the write before, by which a lost answer is told from a conflict.
+// the names of the writes before, by which a lost answer is told from a conflict.
 func (a *attempt) update(act *action) (expression string, values attributes) {
 	values = attributes{":w": binary(a.name), ":none": binary([]byte{0})}
-	set := []string{"w = :w", "b = if_not_exists(w, :none)"}
+	// All right sides are of the item as it was (AWS: "Update expressions").
+	set := []string{"c = if_not_exists(b, :none)", "b = if_not_exists(w, :none)", "w = :w"}
 	switch {
 	case act.Expect == ledger.AnyVersion && !act.revive:
 		values[":zero"], values[":one"] = num(0), num(1)
