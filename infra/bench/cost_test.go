@@ -2,7 +2,10 @@ package bench
 
 import (
 	"net/http"
+	"os"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -29,6 +32,24 @@ type cost struct {
 	mallocs, bytes                 uint64
 	commits, syncs, rows, reads    int64
 	conflicts, agentHTTP, userHTTP int64
+	written                        int64 // bytes for the disk
+}
+
+// written reads how many bytes the process has written to files (proc(5),
+// /proc/pid/io, write_bytes: what went to the disk or is to go there); 0 where
+// the system does not tell.
+func written() int64 {
+	b, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "write_bytes: "); ok {
+			n, _ := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
+			return n
+		}
+	}
+	return 0
 }
 
 func (r *rig) cost(tb testing.TB) cost {
@@ -42,7 +63,7 @@ func (r *rig) cost(tb testing.TB) cost {
 	s := r.engine.Store.Ledger.(*sqlite.DB).Stats()
 	return cost{cpu: time.Duration(u.Utime.Nano() + u.Stime.Nano()), mallocs: m.Mallocs, bytes: m.TotalAlloc,
 		commits: s.Commits, syncs: s.Batches, rows: s.Writes, reads: s.Reads, conflicts: s.Conflicts,
-		agentHTTP: r.agentCalls.Load(), userHTTP: r.userCalls.Load()}
+		agentHTTP: r.agentCalls.Load(), userHTTP: r.userCalls.Load(), written: written()}
 }
 
 // report prints what n operations cost each, since the earlier moment.
@@ -54,6 +75,7 @@ func (now cost) report(b *testing.B, was cost, n int) {
 	b.ReportMetric(per(now.commits-was.commits), "commits/op")
 	b.ReportMetric(per(now.syncs-was.syncs), "syncs/op")
 	b.ReportMetric(per(now.rows-was.rows), "rows/op")
+	b.ReportMetric(per(now.written-was.written)/1024, "disk-KB/op")
 	b.ReportMetric(per(now.reads-was.reads), "file-reads/op")
 	b.ReportMetric(per(now.conflicts-was.conflicts), "conflicts/op")
 	b.ReportMetric(per(now.agentHTTP-was.agentHTTP), "agent-calls/op")
