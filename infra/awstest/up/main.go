@@ -23,7 +23,7 @@ func main() {
 	}
 	addr := flag.String("addr", "127.0.0.1:8080", "loopback `address` of the API")
 	root := flag.String("root", ".", "the repository's `folder`")
-	test := flag.Bool("test", false, "run the AWS tests and end")
+	test := flag.Bool("test", false, "run the AWS tests and end; what follows -- is given to go test instead of all packages")
 	onLocalStack := flag.Bool("test-localstack", false, "run the whole flow on LocalStack's image and end")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -31,7 +31,7 @@ func main() {
 	err := run(ctx, *root, func(ctx context.Context, r *rig.Rig) error {
 		switch {
 		case *test:
-			return runTests(ctx, r, *root)
+			return runTests(ctx, r, *root, flag.Args())
 		case *onLocalStack:
 			return runOnLocalStack(ctx, r, *root)
 		}

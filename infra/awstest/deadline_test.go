@@ -1,0 +1,72 @@
+//go:build awstest
+
+package awstest
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+// timed is how many operations of each kind time out.
+const timed = 100
+
+// The published bounds of how late an operation may end after its deadline
+// (DESIGN: "Phases"): at once where nobody may act any more, else when the
+// agent's lease and one call have run out, of operation.AWS.
+var (
+	lateWaiting = 2 * time.Second
+	lateRunning = operation.AWS.Lease + operation.AWS.CallDeadline
+)
+
+// TestDeadlines lets 100 operations time out that nobody has claimed and 100 that
+// an agent works on, all within some seconds, and tells how late the latest was.
+func TestDeadlines(t *testing.T) {
+	p := deployed(t)
+	idle := p.idleNodes("away", timed)
+	c := p.register("here")
+	p.agent(c, world(t, timed, true))
+	held := p.nodes(c.ID, timed)
+	type made struct{ waiting, running []string }
+	var ops made
+	// They are made one after the other, some hundred milliseconds each: the
+	// deadlines lie behind the last.
+	due := time.Now().Add(45 * time.Second)
+	for i := range timed {
+		at := due.Add(time.Duration(i) * 50 * time.Millisecond).UTC().Truncate(time.Millisecond)
+		ops.waiting = append(ops.waiting, p.create(request{Type: "node.cordon", Target: idle[i].ID, Reason: "nobody is there", Deadline: &at}).ID)
+		ops.running = append(ops.running, p.create(request{Type: "node.drain", Target: held[i].ID, Reason: "blocked", Deadline: &at}).ID)
+	}
+	if now := time.Now(); now.After(due) {
+		t.Fatalf("200 operations took %s to make: their deadlines are over", now.Sub(due)+45*time.Second)
+	}
+	t.Logf("200 operations made %s before the first deadline", time.Until(due).Round(time.Second))
+	p.until(ops.running[timed-1], 40*time.Second, "running", func(o op) bool { return o.Phase == operation.Running })
+	check := func(what string, ids []string, bound time.Duration) {
+		var late []time.Duration
+		for _, id := range ids {
+			o := p.finish(id, time.Until(due)+bound+30*time.Second)
+			if o.Phase != operation.TimedOut {
+				t.Errorf("%s operation %s ended as %s", what, id, o.Phase)
+				continue
+			}
+			if held := len(o.Assignments) > 0; held != (what == "running") {
+				t.Errorf("%s operation %s had %d assignments", what, id, len(o.Assignments))
+			}
+			late = append(late, o.FinishedAt.Sub(o.Deadline))
+		}
+		slices.Sort(late)
+		if len(late) == 0 {
+			t.Fatalf("no %s operation timed out", what)
+		}
+		worst := late[len(late)-1]
+		t.Logf("%d %s operations: median %s, worst %s late (bound %s)", len(late), what, late[len(late)/2], worst, bound)
+		if worst > bound || late[0] < 0 {
+			t.Errorf("%s operations ended %s to %s after their deadlines, the bound is %s", what, late[0], worst, bound)
+		}
+	}
+	check("waiting", ops.waiting, lateWaiting)
+	check("running", ops.running, lateRunning)
+}
