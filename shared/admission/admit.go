@@ -192,7 +192,7 @@ func (s *Service) commit(ctx context.Context, op operation.Operation, extra []le
 		return Admitted{}, fmt.Errorf("admit operation: %w", err)
 	}
 	op.Version = 1
-	s.Store.Created(&op, entries)
+	s.Store.Created(&op)
 	return Admitted{Operation: op}, nil
 }
 

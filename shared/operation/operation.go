@@ -346,6 +346,9 @@ type State struct {
 	Result      *Result        `json:"result,omitempty"`
 	Children    *ChildCounts   `json:"children,omitempty"`
 	Journal     JournalHead    `json:"journal"`
+	// Tail are the journal's newest entries, up to its head, while they are few;
+	// the store keeps them here and moves them on.
+	Tail []Entry `json:"tail,omitempty"`
 	// RungAt is when a doorbell was last due; sweep rings again from it.
 	RungAt *time.Time `json:"rung_at,omitempty"`
 	// Rings counts doorbells of this generation, for back-off. Zero beside a

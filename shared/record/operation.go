@@ -155,36 +155,6 @@ func scopeOf(cluster string) string {
 	return ListOperations + "#" + cluster
 }
 
-// journalRun is the data of a journal item.
-type journalRun struct {
-	Entries []operation.Entry `json:"entries"`
-}
-
-// journalRunBytes bounds the entries of one item, by entryBytes.
-const journalRunBytes = 200 << 10
-
-// entryBytes is about how many bytes an entry takes: JSON doubles what it has to
-// escape, and control characters were refused before.
-func entryBytes(e *operation.Entry) int {
-	return 512 + 2*(len(e.Reason)+len(e.Detail)) + len(e.Before) + len(e.After)
-}
-
-// StateWrites are the writes that put an operation's next state and its new
-// journal entries: the state conditional on the version read.
-func (st *Store) StateWrites(s *operation.State, version int64, entries []operation.Entry) []ledger.Write {
-	ws := []ledger.Write{{Item: st.StateItem(s), Expect: version, Feed: len(entries) > 0}}
-	for len(entries) > 0 {
-		n, size := 0, 0
-		for n < len(entries) && (n == 0 || size+entryBytes(&entries[n]) <= journalRunBytes) {
-			size += entryBytes(&entries[n])
-			n++
-		}
-		ws = append(ws, ledger.Write{Item: ledger.Item{Key: journalKey(s.ID, entries[0].Seq), Data: Encode(journalRun{entries[:n]})}})
-		entries = entries[n:]
-	}
-	return ws
-}
-
 // CreateWrites are the writes that make a new operation: its parts, and a
 // reference from each resource.
 func (st *Store) CreateWrites(op *operation.Operation, entries []operation.Entry) []ledger.Write {
@@ -259,7 +229,7 @@ func (st *Store) apply(ctx context.Context, op *operation.Operation, decide Deci
 	}
 	op.State = next
 	op.Version++
-	st.committed(&next, op.Version, entries)
+	st.committed(&next, op.Version)
 	return nil
 }
 
@@ -362,46 +332,6 @@ func (st *Store) Locks(ctx context.Context, resources []string) (map[string]oper
 		}
 	}
 	return out, nil
-}
-
-// Journal reads entries from seq on, at most limit (0: all).
-func (st *Store) Journal(ctx context.Context, id string, from int64, limit int) ([]operation.Entry, error) {
-	var out []operation.Entry
-	q := ledger.Query{PK: OperationPK(id), From: seqKey(skJournal, from), To: skJournal + "~", Limit: 200}
-	first := true
-	for {
-		p, err := st.Ledger.Query(ctx, q)
-		if err != nil {
-			return nil, fmt.Errorf("read journal of %s: %w", id, err)
-		}
-		if first && from > 1 && (len(p.Items) == 0 || p.Items[0].SK != q.From) {
-			// The run that holds from begins before it.
-			before, err := st.Ledger.Query(ctx, ledger.Query{PK: OperationPK(id), From: skJournal, To: q.From, Reverse: true, Limit: 1})
-			if err != nil {
-				return nil, fmt.Errorf("read journal of %s: %w", id, err)
-			}
-			p.Items = append(before.Items, p.Items...)
-		}
-		first = false
-		for _, it := range p.Items {
-			run, err := Decode[journalRun](it)
-			if err != nil {
-				return nil, err
-			}
-			for _, e := range run.Entries {
-				if e.Seq >= from {
-					out = append(out, e)
-				}
-			}
-			if limit > 0 && len(out) >= limit {
-				return out[:limit], nil
-			}
-		}
-		if p.Next == "" {
-			return out, nil
-		}
-		q.After = p.Next
-	}
 }
 
 // Again calls f until it no longer loses a race, waiting a little more each time.

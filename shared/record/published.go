@@ -2,6 +2,7 @@ package record
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -37,11 +38,24 @@ type Glance struct {
 	Rings      int                      `json:"rings"`
 	Journal    operation.JournalHead    `json:"journal"`
 	PlaneLocal bool                     `json:"plane_local"`
+
+	RawTail json.RawMessage `json:"tail"` // decoded when it is wanted
+	entries []operation.Entry
+}
+
+// tail are the newest entries of the journal, as they rode with the state.
+func (g *Glance) tail() ([]operation.Entry, error) {
+	if g.entries == nil && len(g.RawTail) > 0 {
+		if err := json.Unmarshal(g.RawTail, &g.entries); err != nil {
+			return nil, fmt.Errorf("decode journal of %s: %w", g.ID, err)
+		}
+	}
+	return g.entries, nil
 }
 
 func glanceOf(s *operation.State) Glance {
 	g := Glance{ID: s.ID, Cluster: s.Cluster, Parent: s.Parent, Phase: s.Phase, Generation: s.Generation, Cancel: s.Cancel,
-		RungAt: s.RungAt, Rings: s.Rings, Journal: s.Journal, PlaneLocal: s.PlaneLocal}
+		RungAt: s.RungAt, Rings: s.Rings, Journal: s.Journal, PlaneLocal: s.PlaneLocal, entries: s.Tail}
 	if s.Lease != nil {
 		g.Lease = &struct{}{}
 	}

@@ -218,6 +218,11 @@ func (m *Meter) write(w write, put, check bool, factor float64, done bool) error
 
 func (m *Meter) written(what string, n float64) {
 	m.units[DynamoWrite] += n
+	m.items["write "+what] += n
+}
+
+func (m *Meter) wasRead(what string, n float64) {
+	m.units[DynamoRead] += n
 	m.items[what] += n
 }
 
@@ -239,8 +244,11 @@ func (m *Meter) read(operation string, body, answer []byte, done bool) error {
 		return nil
 	}
 	var in struct {
-		ConsistentRead bool
-		RequestItems   map[string]struct {
+		ConsistentRead            bool
+		Key                       attributes
+		IndexName                 string
+		ExpressionAttributeValues attributes
+		RequestItems              map[string]struct {
 			ConsistentRead bool
 			Keys           []attributes
 		}
@@ -268,7 +276,7 @@ func (m *Meter) read(operation string, body, answer []byte, done bool) error {
 		if err != nil {
 			return err
 		}
-		m.units[DynamoRead] += factor(in.ConsistentRead) * readUnits(size)
+		m.wasRead("get "+kindOf(in.Key.key()), factor(in.ConsistentRead)*readUnits(size))
 	case "Query":
 		total := 0
 		for _, it := range out.Items {
@@ -278,7 +286,7 @@ func (m *Meter) read(operation string, body, answer []byte, done bool) error {
 			}
 			total += size
 		}
-		m.units[DynamoRead] += factor(in.ConsistentRead) * readUnits(total)
+		m.wasRead("query "+in.IndexName+kindOf(string(in.ExpressionAttributeValues[":pk"]["S"])+"\n"), factor(in.ConsistentRead)*readUnits(total))
 	case "BatchGetItem":
 		for table, req := range in.RequestItems {
 			found := out.Responses[table]
@@ -287,9 +295,9 @@ func (m *Meter) read(operation string, body, answer []byte, done bool) error {
 				if err != nil {
 					return err
 				}
-				m.units[DynamoRead] += factor(req.ConsistentRead) * readUnits(size)
+				m.wasRead("batch "+kindOf(it.key()), factor(req.ConsistentRead)*readUnits(size))
 			}
-			m.units[DynamoRead] += factor(req.ConsistentRead) * float64(max(0, len(req.Keys)-len(found))) // a missing item costs one
+			m.wasRead("batch, missing", factor(req.ConsistentRead)*float64(max(0, len(req.Keys)-len(found)))) // one each
 		}
 	}
 	return nil

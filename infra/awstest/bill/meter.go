@@ -19,7 +19,7 @@ type Meter struct {
 	mu    sync.Mutex
 	units map[Kind]float64
 	calls map[string]int     // by service and operation, such as "DynamoDB GetItem"
-	items map[string]float64 // write units by kind of item, "index" for its entries
+	items map[string]float64 // units by what was read or written
 	table *shadow
 }
 
@@ -67,8 +67,9 @@ func (m *Meter) Calls() map[string]int {
 	return maps.Clone(m.calls)
 }
 
-// Writes returns the write units by kind of item: the beginnings of its two keys.
-func (m *Meter) Writes() map[string]float64 {
+// Items returns DynamoDB's units by how items were read or written and of which
+// kind they are, by the beginnings of their two keys.
+func (m *Meter) Items() map[string]float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return maps.Clone(m.items)

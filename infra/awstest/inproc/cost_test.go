@@ -75,9 +75,9 @@ func TestCost(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(calls)) {
 		fmt.Fprintf(&out, "    %-32s %6.2f calls an operation\n", name, float64(calls[name])/operations)
 	}
-	writes := d.Operations.Writes()
-	for _, kind := range slices.Sorted(maps.Keys(writes)) {
-		fmt.Fprintf(&out, "    %-32s %6.2f write units an operation\n", kind, writes[kind]/operations)
+	items := d.Operations.Items()
+	for _, kind := range slices.Sorted(maps.Keys(items)) {
+		fmt.Fprintf(&out, "    %-32s %6.2f units an operation\n", kind, items[kind]/operations)
 	}
 	t.Log(out.String())
 	if total > bar {
