@@ -349,6 +349,9 @@ type State struct {
 	// Tail are the journal's newest entries, up to its head, while they are few;
 	// the store keeps them here and moves them on.
 	Tail []Entry `json:"tail,omitempty"`
+	// DueAt is when the sweep will look at the operation: at what is due next, or
+	// earlier. The store keeps it; zero once the operation ended.
+	DueAt time.Time `json:"due_at,omitzero"`
 	// RungAt is when a doorbell was last due; sweep rings again from it.
 	RungAt *time.Time `json:"rung_at,omitempty"`
 	// Rings counts doorbells of this generation, for back-off. Zero beside a

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -101,11 +102,7 @@ func (st *Store) journal(ctx context.Context, id string, tail []operation.Entry,
 			return nil, err
 		}
 	}
-	for _, e := range tail {
-		if e.Seq >= from {
-			out = append(out, e)
-		}
-	}
+	out = append(out, since(tail, from)...)
 	if limit > 0 && len(out) > limit {
 		out = out[:limit]
 	}
@@ -115,36 +112,34 @@ func (st *Store) journal(ctx context.Context, id string, tail []operation.Entry,
 // runs reads entries from the runs, from seq on and before another (0: all), at
 // least limit of them if there are so many (0: all).
 func (st *Store) runs(ctx context.Context, id string, from, before int64, limit int) ([]operation.Entry, error) {
-	var out []operation.Entry
-	q := ledger.Query{PK: OperationPK(id), From: seqKey(skJournal, from), To: skJournal + "~", Limit: 200}
+	q := ledger.Query{PK: OperationPK(id), From: skJournal, To: skJournal + "~", Limit: 200}
 	if before > 0 {
 		q.To = seqKey(skJournal, before)
 	}
-	first := true
+	if from > 1 && limit == 0 {
+		return st.lastRuns(ctx, q, from)
+	}
+	var out []operation.Entry
+	if from > 1 { // the run that holds from may begin before it
+		earlier, err := st.Ledger.Query(ctx, ledger.Query{PK: q.PK, From: q.From, To: seqKey(skJournal, from+1), Reverse: true, Limit: 1})
+		if err != nil {
+			return nil, fmt.Errorf("read journal of %s: %w", id, err)
+		}
+		if len(earlier.Items) > 0 {
+			q.From = earlier.Items[0].SK
+		}
+	}
 	for {
 		p, err := st.Ledger.Query(ctx, q)
 		if err != nil {
 			return nil, fmt.Errorf("read journal of %s: %w", id, err)
 		}
-		if first && from > 1 && (len(p.Items) == 0 || p.Items[0].SK != q.From) {
-			// The run that holds from begins before it.
-			earlier, err := st.Ledger.Query(ctx, ledger.Query{PK: OperationPK(id), From: skJournal, To: q.From, Reverse: true, Limit: 1})
-			if err != nil {
-				return nil, fmt.Errorf("read journal of %s: %w", id, err)
-			}
-			p.Items = append(earlier.Items, p.Items...)
-		}
-		first = false
 		for _, it := range p.Items {
 			run, err := Decode[journalRun](it)
 			if err != nil {
 				return nil, err
 			}
-			for _, e := range run.Entries {
-				if e.Seq >= from {
-					out = append(out, e)
-				}
-			}
+			out = append(out, since(run.Entries, from)...)
 			if limit > 0 && len(out) >= limit {
 				return out, nil
 			}
@@ -154,6 +149,43 @@ func (st *Store) runs(ctx context.Context, id string, from, before int64, limit 
 		}
 		q.After = p.Next
 	}
+}
+
+// lastRuns reads the query's runs from the last one back, to the one that holds
+// from: whoever is a little behind reads one item.
+func (st *Store) lastRuns(ctx context.Context, q ledger.Query, from int64) ([]operation.Entry, error) {
+	q.Reverse, q.Limit = true, 4
+	var back [][]operation.Entry
+	for {
+		p, err := st.Ledger.Query(ctx, q)
+		if err != nil {
+			return nil, fmt.Errorf("read journal in %s: %w", q.PK, err)
+		}
+		for _, it := range p.Items {
+			run, err := Decode[journalRun](it)
+			if err != nil {
+				return nil, err
+			}
+			back = append(back, since(run.Entries, from))
+			if len(run.Entries) > 0 && run.Entries[0].Seq <= from {
+				p.Next = ""
+				break
+			}
+		}
+		if p.Next == "" {
+			slices.Reverse(back)
+			return slices.Concat(back...), nil
+		}
+		q.After = p.Next
+	}
+}
+
+// since are the entries from seq on.
+func since(entries []operation.Entry, from int64) []operation.Entry {
+	for len(entries) > 0 && entries[0].Seq < from {
+		entries = entries[1:]
+	}
+	return entries
 }
 
 // JournalOf reads the entries of an operation that was glanced at from seq on,

@@ -134,7 +134,7 @@ func (st *Store) LoadMany(ctx context.Context, ids []string) (map[string]operati
 func (st *Store) StateItem(s *operation.State) ledger.Item {
 	sort := TimeSort(s.CreatedAt, s.ID)
 	it := ledger.Item{
-		Key: StateKey(s.ID), Data: Encode(s), Due: st.Timing.Due(s),
+		Key: StateKey(s.ID), Due: st.dueAt(s),
 		Index: map[ledger.Index]ledger.Key{
 			ledger.List:   {PK: ListOperations, SK: sort},
 			ledger.Scope:  {PK: scopeOf(s.Cluster), SK: sort},
@@ -144,6 +144,7 @@ func (st *Store) StateItem(s *operation.State) ledger.Item {
 	if !s.Phase.Terminal() {
 		it.Index[ledger.Live] = ledger.Key{PK: ListOperations, SK: sort}
 	}
+	it.Data = Encode(s)
 	return it
 }
 
@@ -201,8 +202,9 @@ func (st *Store) apply(ctx context.Context, op *operation.Operation, decide Deci
 	if err != nil {
 		return err
 	}
+	st.lookAgain(&next, change)
 	writes := append(st.StateWrites(&next, op.Version, entries), extra...)
-	writes[0].WasDue = st.Timing.Due(&op.State)
+	writes[0].WasDue = op.State.DueAt
 	switch was, is := op.State.Phase.Terminal(), next.Phase.Terminal(); {
 	case !was && is:
 		locks, err := st.releaseLocks(ctx, &op.Spec, &next)

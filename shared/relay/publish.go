@@ -83,14 +83,8 @@ func (r *Relay) collect(ctx context.Context, ids []string, seen *glances) (map[s
 		if !ok { // deleted since
 			continue
 		}
-<<<<<<< HEAD
-		pub := seen.pubs[id]
-		entries, err := r.Store.JournalBetween(ctx, id, pub.Seq+1, seen.states[id].Journal.Seq)
-=======
-		pub := pubs[id]
-		g := glances[id]
+		pub, g := seen.pubs[id], seen.states[id]
 		entries, err := r.Store.JournalOf(ctx, &g, pub.Seq+1)
->>>>>>> 5031407 (shared/record: keep a journal's newest entries beside the state)
 		if err != nil {
 			return nil, err
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -228,10 +229,11 @@ func TestVerifyFinds(t *testing.T) {
 		},
 		"past its deadline": func(b *bench, op string) { b.clock = b.clock.Add(2 * time.Hour) },
 		"hash does not match": func(b *bench, op string) {
-			es, err := b.store.Journal(ctx, op, 1, 0)
+			o, err := b.store.Load(ctx, op)
 			b.no(err)
-			es[0].Reason = "forged"
-			put(b, ledger.Key{PK: record.OperationPK(op), SK: "j#0000000000000001"}, map[string]any{"entries": es})
+			o.State.Tail = slices.Clone(o.State.Tail)
+			o.State.Tail[0].Reason = "forged"
+			b.no(b.store.Ledger.Commit(ctx, ledger.Write{Item: b.store.StateItem(&o.State), Expect: ledger.AnyVersion}))
 		},
 		"without a result": func(b *bench, op string) {
 			b.apply(op, failed)

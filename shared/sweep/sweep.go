@@ -103,12 +103,13 @@ func (s *Sweep) item(ctx context.Context, it ledger.Item) error {
 
 // Operation does what is due on one operation.
 func (s *Sweep) Operation(ctx context.Context, id string) error {
-	var stuck, rung, local bool
+	var early, stuck, rung, local bool
 	op, err := s.Store.Update(ctx, id, func(op *operation.Operation) (operation.Change, []ledger.Write, error) {
-		stuck, rung, local = false, false, false
+		early, stuck, rung, local = false, false, false, false
 		st, tm, now := &op.State, s.Store.Timing, s.Store.Now()
 		due := tm.Due(st)
 		if due.IsZero() || due.After(now) {
+			early = !due.IsZero()
 			return nil, nil, nil
 		}
 		past := !st.Deadline.After(now)
@@ -138,6 +139,8 @@ func (s *Sweep) Operation(ctx context.Context, id string) error {
 		return nil
 	case err != nil:
 		return fmt.Errorf("sweep operation %s: %w", id, err)
+	case early:
+		return s.Store.Reschedule(ctx, id)
 	case local:
 		return s.Relay.RingPlane(ctx, id)
 	case stuck:

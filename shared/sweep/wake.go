@@ -194,7 +194,7 @@ func (l *waking) Commit(ctx context.Context, writes ...ledger.Write) error {
 	sure := l.waker.Now().Add(settled)
 	for _, wr := range writes {
 		due, was := wr.Item.Due, wr.WasDue
-		if wr.Kind != ledger.Put || due.IsZero() || !was.Before(sure) && !was.After(due) {
+		if wr.Kind != ledger.Put || due.IsZero() || was.Equal(due) || !was.Before(sure) && !was.After(due) {
 			continue
 		}
 		dues = append(dues, due)

@@ -4,6 +4,7 @@ package inproc
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -127,8 +128,9 @@ func (d *Deployment) create(t *testing.T, typ, target string) string {
 	var op struct {
 		ID string `json:"id"`
 	}
-	if code := d.Call(t, http.MethodPost, "/v1/operations", map[string]any{"type": typ, "target": target, "reason": "what does it cost"}, &op); code != http.StatusAccepted {
-		t.Errorf("create answered %d", code)
+	code, b := d.try(t, http.MethodPost, "/v1/operations", "key-"+target, map[string]any{"type": typ, "target": target, "reason": "what does it cost"})
+	if err := json.Unmarshal(b, &op); err != nil || code != http.StatusAccepted {
+		t.Errorf("create answered %d %s: %v", code, b, err)
 	}
 	return op.ID
 }
