@@ -16,10 +16,11 @@ import (
 // from the tail to a run: whoever reads the state first and the runs then has
 // them all.
 const (
-	// tailEntries and tailBytes bound the entries in the state's item: with more
-	// it would no longer fit DynamoDB's first KB, compressed.
-	tailEntries = 8
-	tailBytes   = 8 << 10
+	// tailEntries and tailBytes bound the entries in the state's item. So many are
+	// what most operations have at their end; compressed, the item stays within
+	// DynamoDB's first KB for most of their way.
+	tailEntries = 14
+	tailBytes   = 12 << 10
 	// runBytes bounds the entries of a run.
 	runBytes = 200 << 10
 )

@@ -45,6 +45,16 @@ func (st *Store) committed(s *operation.State, version int64) {
 	st.recents().put(s.ID, &recent{version: version, state: *s})
 }
 
+// Recall gives what a glance would see of an operation as this process wrote it,
+// if that is what it remembers of it.
+func (st *Store) Recall(id string, version int64) (Glance, bool) {
+	r, ok := st.recents().get(id)
+	if !ok || r.version != version {
+		return Glance{}, false
+	}
+	return glanceOf(&r.state), true
+}
+
 // decodeState reads a state's item, or takes the copy of that version.
 func (st *Store) decodeState(id string, it ledger.Item) (operation.State, error) {
 	r, ok := st.recents().get(id)

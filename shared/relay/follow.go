@@ -13,7 +13,7 @@ import (
 
 // Follow does with a batch of records what DispatchFeed and PublishFeed do one
 // after the other, at fewer reads, for an engine that bills them: each operation
-// is looked at once, and once more if it was dispatched. A record that tells of
+// is looked at once. A record that tells of
 // no more than what this process has dealt with is passed over: relay's own
 // dispatch comes back as one.
 //
@@ -35,8 +35,16 @@ func (r *Relay) Follow(ctx context.Context, changes []ledger.Change) (again []le
 		return about(changes, ids), err
 	}
 	moved, undone, passed, err := r.dispatchAll(ctx, ids, states)
-	if len(moved) > 0 { // their journals went on
-		is, at, e := r.Store.Glances(ctx, slices.Sorted(maps.Keys(moved)))
+	var unseen []string
+	for id, version := range moved { // their journals went on
+		if g, ok := r.Store.Recall(id, version); ok {
+			states[id] = g
+		} else {
+			unseen = append(unseen, id)
+		}
+	}
+	if len(unseen) > 0 {
+		is, at, e := r.Store.Glances(ctx, unseen)
 		if e != nil {
 			return about(changes, ids), errors.Join(err, e)
 		}

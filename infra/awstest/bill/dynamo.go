@@ -120,7 +120,7 @@ func (w *write) item() (attributes, error) {
 		switch v, plain := w.ExpressionAttributeValues[value]; {
 		case plain:
 			out[name] = v
-		case name == "b": // the name of the write before, as long as this one's
+		case name == "b", name == "c": // the names of the writes before, as long as this one's
 			out[name] = w.ExpressionAttributeValues[":w"]
 		case name == "v": // counted by DynamoDB
 			out[name] = map[string]json.RawMessage{"N": json.RawMessage(`"1"`)}
