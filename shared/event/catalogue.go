@@ -26,6 +26,7 @@ const (
 	TypeAgentSilent     = "agent.silent"
 	TypeAgentStopping   = "agent.stopping"
 	TypeAgentRestarted  = "agent.restarted"
+	TypeAgentRemoved    = "agent.removed"
 	TypeClusterCreated  = "cluster.created"
 	TypeClusterDeleted  = "cluster.deleted"
 	TypeDeadLetter      = "queue.dead_letter"
@@ -85,6 +86,7 @@ var catalogue = []About{
 	{TypeAgentSilent, Error, "The agent was not heard of for longer than it may be."},
 	{TypeAgentStopping, Info, "The agent said that it stops."},
 	{TypeAgentRestarted, Info, "The agent's process started anew."},
+	{TypeAgentRemoved, Info, "The agent was not heard of for so long that it is listed no more."},
 
 	{TypeClusterCreated, Info, "A cluster was added to the fleet."},
 	{TypeClusterDeleted, Warning, "A cluster was taken out of the fleet."},
@@ -129,7 +131,7 @@ func SeverityOf(typ string) string {
 var reservedFamilies = []string{"operation", "stream", "alert", "manual", "queue"}
 
 // reservedTypes are single types that no agent may report.
-var reservedTypes = []string{TypeAgentOnline, TypeAgentSilent, TypeAgentStopping, TypeAgentRestarted, TypeClusterCreated, TypeClusterDeleted}
+var reservedTypes = []string{TypeAgentOnline, TypeAgentSilent, TypeAgentStopping, TypeAgentRestarted, TypeAgentRemoved, TypeClusterCreated, TypeClusterDeleted}
 
 // reserved tells whether only the plane tells the type: a report of it would
 // pass for the plane's own word.

@@ -1,5 +1,5 @@
-// Package retention deletes finished operations and old events by age. The
-// record says where history begins.
+// Package retention deletes finished operations, old events and agents that
+// never came back, by age. The record says where history begins.
 package retention
 
 import (
@@ -18,11 +18,14 @@ import (
 type Policy struct {
 	Operations time.Duration // since it finished
 	Events     time.Duration
+	// Agents is how long an agent that is not heard of stays listed; zero: for
+	// ever.
+	Agents time.Duration
 }
 
 // Default is the policy of those who set none: half a year of operations, a
-// month of events.
-var Default = Policy{Operations: 180 * 24 * time.Hour, Events: 30 * 24 * time.Hour}
+// month of events, a week of silence.
+var Default = Policy{Operations: 180 * 24 * time.Hour, Events: 30 * 24 * time.Hour, Agents: 7 * 24 * time.Hour}
 
 // Pass deletes what is past its age and moves the mark where history begins.
 // What it could not finish it finishes the next time.
@@ -68,6 +71,9 @@ func Pass(ctx context.Context, st *record.Store, p Policy) (deleted int, err err
 	}
 	names := []string{event.StreamOf("")}
 	for _, c := range clusters {
+		if err := removeAgents(ctx, st, c.ID, p.Agents); err != nil {
+			return deleted, fmt.Errorf("remove agents of cluster %s: %w", c.ID, err)
+		}
 		names = append(names, event.StreamOf(c.ID))
 	}
 	for _, name := range names {

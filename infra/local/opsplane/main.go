@@ -93,7 +93,7 @@ func (c *upCmd) Run() error {
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	o := local.Options{Data: c.Data, Addr: c.Addr, TLSCert: c.TLSCert, TLSKey: c.TLSKey, Insecure: c.Insecure, Logger: log,
 		Timing:    operation.Timing{Lease: c.Lease, CallDeadline: c.CallDeadline, RingAfter: c.RingAfter, AgentSilent: c.AgentSilent},
-		Retention: retention.Policy{Operations: c.Retention, Events: c.Events}, RequestsPerSecond: c.Rate, Waits: c.Waits}
+		Retention: retention.Policy{Operations: c.Retention, Events: c.Events, Agents: retention.Default.Agents}, RequestsPerSecond: c.Rate, Waits: c.Waits}
 	if c.OIDCIssuer != "" {
 		roles := map[string]auth.Role{}
 		for value, role := range c.OIDCMap {
