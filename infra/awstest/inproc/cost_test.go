@@ -17,77 +17,152 @@ import (
 	"github.com/opsplane/opsplane/infra/awstest/bill"
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/queue"
 )
 
 // bar is what a million operations of six transitions may cost, with every
-// guarantee on.
+// guarantee on, in US dollars.
 const bar = 40.0
 
-// TestCost counts what AWS would charge for operations of six transitions and
-// prices a million of them. It says what was on: every event on the bus, the
-// journal, the audit record, wake-ups, logs at info.
+// TestCost counts what AWS would charge for operations and prices a million of
+// them at list price. Every guarantee is on: an idempotency key and an audit
+// record for each, its journal, each event in its stream and on the bus,
+// wake-ups, logs at info.
 func TestCost(t *testing.T) {
-	const operations, atOnce = 60, 6
+	const atOnce, together, alone = 6, 60, 12
 	d := Start(t, Options{Scenario: "testdata/cost.yaml", Cluster: "cost"})
-	targets := d.targets(t, "/v1/deployments", operations)
-	settle(t, d)
+	targets := d.targets(t, "/v1/deployments", 104)
+	slow := slices.DeleteFunc(slices.Clone(targets), func(o object) bool { return !strings.Contains(o.Name, "slow") })
+	targets = slices.DeleteFunc(targets, func(o object) bool { return strings.Contains(o.Name, "slow") })
+	d.settle(t)
+
+	busy := d.priced(t, fmt.Sprintf("%d rolls, %d at a time", together, atOnce), targets[:together], atOnce)
+	t.Logf("lean, with no event on the bus and logs of warnings alone: US$ %.2f a million", busy.usd-busy.kinds[bill.BusEvent]-busy.kinds[bill.LogGB])
+	for _, a := range bill.Alternatives {
+		t.Logf("beside it, six transitions and nothing around them: %s US$ %.2f a million (%s; %s)", a.Name, a.USD, a.How, a.Source)
+	}
+	if busy.usd > bar {
+		t.Errorf("a million operations cost US$ %.2f, the bar is %.0f", busy.usd, bar)
+	}
+	d.priced(t, fmt.Sprintf("%d rolls, one after the other", alone), targets[together:together+alone], 1)
+	d.running(t, slow)
+	d.idling(t)
+}
+
+// price is what a million of something cost.
+type price struct {
+	usd   float64
+	kinds map[bill.Kind]float64
+}
+
+// priced runs operations on the targets and prices a million like them.
+func (d *Deployment) priced(t *testing.T, what string, targets []object, atOnce int) price {
+	t.Helper()
 	d.Operations.Reset()
 	logged := d.LogBytes()
-	ids := make([]string, operations)
+	ids := make([]string, len(targets))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, atOnce)
-	for i := range operations {
+	for i, target := range targets {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			ids[i] = d.create(t, "deployment.roll", targets[i])
+			ids[i] = d.create(t, "deployment.roll", target.ID)
 			d.ends(t, ids[i], operation.Succeeded)
 		})
 	}
 	wg.Wait()
-	settle(t, d)
+	d.settle(t)
 	units := d.Operations.Units()
 	units[bill.LogGB] += float64(d.LogBytes()-logged) / (1 << 30)
-	events, entries := 0, 0
+	entries, events := d.told(t, ids)
+	n := float64(len(ids))
+	var out strings.Builder
+	fmt.Fprintf(&out, "\n%s; each: %.1f journal entries, %.1f events, %.0f bytes of logs\n", what, entries/n, events/n, units[bill.LogGB]*(1<<30)/n)
+	p := table(&out, units, n)
+	items, calls := d.Operations.Items(), d.Operations.Calls()
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		fmt.Fprintf(&out, "    %-36s %6.2f calls\n", name, float64(calls[name])/n)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(items)) {
+		fmt.Fprintf(&out, "    %-36s %6.2f units\n", kind, items[kind]/n)
+	}
+	t.Log(out.String())
+	return p
+}
+
+// table prints units as the price of a million of n things.
+func table(out *strings.Builder, units map[bill.Kind]float64, n float64) price {
+	p := price{kinds: map[bill.Kind]float64{}}
+	for _, k := range bill.Kinds {
+		p.kinds[k] = bill.ListPrices[k].Of(units[k] / n * 1e6)
+		p.usd += p.kinds[k]
+		fmt.Fprintf(out, "  %-34s %10.4g each  US$ %6.2f a million\n", k, units[k]/n, p.kinds[k])
+	}
+	fmt.Fprintf(out, "  %-34s %10s       US$ %6.2f a million\n", "all", "", p.usd)
+	return p
+}
+
+// told counts the journal entries and events of operations.
+func (d *Deployment) told(t *testing.T, ids []string) (entries, events float64) {
+	t.Helper()
 	for _, id := range ids {
-		js, err := d.Plane.Store.Journal(context.Background(), id, 1, 0)
+		js, err := d.Watch.Journal(context.Background(), id, 1, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		entries += len(js)
+		entries += float64(len(js))
 		for _, e := range js {
 			if _, ok := event.FromEntry(&operation.Spec{ID: id}, e); ok {
 				events++
 			}
 		}
 	}
-	total := 0.0
+	return entries, events
+}
+
+// running prices what each minute of a running operation adds: renewals, and the
+// sweep's looks at its lease.
+func (d *Deployment) running(t *testing.T, targets []object) {
+	t.Helper()
+	const watched = 30 * time.Second
+	for _, target := range targets {
+		d.create(t, "deployment.roll", target.ID)
+	}
+	time.Sleep(3 * time.Second) // they have begun
+	d.Operations.Reset()
+	time.Sleep(watched)
 	var out strings.Builder
-	fmt.Fprintf(&out, "\n%d operations, %d at a time; each: %.1f journal entries, %.1f events, %.0f bytes of logs\n",
-		operations, atOnce, float64(entries)/operations, float64(events)/operations, units[bill.LogGB]*(1<<30)/operations)
-	for _, k := range bill.Kinds {
-		n := units[k] / operations
-		usd := bill.ListPrices[k].Of(n * 1e6)
-		total += usd
-		fmt.Fprintf(&out, "  %-32s %10.4g an operation  US$ %6.2f a million\n", k, n, usd)
+	fmt.Fprintf(&out, "\na minute of a running operation, %d at a time\n", len(targets))
+	p := table(&out, d.Operations.Units(), float64(len(targets))*watched.Minutes())
+	t.Logf("%sten minutes of it: US$ %.2f a million operations", out.String(), 10*p.usd)
+}
+
+// idling prices a month without operations: one agent's heartbeats and polls, and
+// the plane's ticks and pollers.
+func (d *Deployment) idling(t *testing.T) {
+	t.Helper()
+	const month = 30 * 24 * 60 // minutes
+	units := d.Idle.Units()
+	beats := units[bill.HTTPRequest] // heartbeats, and an inventory or two
+	if beats == 0 {
+		t.Fatal("no heartbeat was counted")
 	}
-	fmt.Fprintf(&out, "  %-32s %10s               US$ %6.2f a million (bar %.0f)\n", "all", "", total, bar)
-	calls := d.Operations.Calls()
-	for _, name := range slices.Sorted(maps.Keys(calls)) {
-		fmt.Fprintf(&out, "    %-32s %6.2f calls an operation\n", name, float64(calls[name])/operations)
+	perBeat := 0.0
+	for k, n := range units {
+		if k != bill.SQSRequest {
+			perBeat += bill.ListPrices[k].Of(n / beats)
+		}
 	}
-	items := d.Operations.Items()
-	for _, kind := range slices.Sorted(maps.Keys(items)) {
-		fmt.Fprintf(&out, "    %-32s %6.2f units an operation\n", kind, items[kind]/operations)
-	}
-	t.Log(out.String())
-	if total > bar {
-		t.Errorf("a million operations cost US$ %.2f, the bar is %.0f", total, bar)
-	}
+	perMinute := time.Minute.Minutes() / (operation.AWS.AgentSilent / 3).Minutes()
+	poll := bill.ListPrices[bill.SQSRequest].Of(60 / queue.MaxWait.Seconds())
+	t.Logf("idle, a month: an agent US$ %.3f (a heartbeat %.2g, %.0f a minute; long polls %.2g a minute), the plane's two queues US$ %.3f "+
+		"(Lambda keeps five long polls open on each: AWS Lambda Developer Guide, \"Using Lambda with Amazon SQS\")",
+		month*(perMinute*perBeat+poll), perBeat, perMinute, poll, 2*5*month*poll)
 }
 
 // settle waits until nothing more is published.
-func settle(t *testing.T, d *Deployment) {
+func (d *Deployment) settle(t *testing.T) {
 	t.Helper()
 	for last := -1; ; {
 		n := 0
@@ -102,21 +177,21 @@ func settle(t *testing.T, d *Deployment) {
 	}
 }
 
-// targets waits for the inventory and returns ids of it.
-func (d *Deployment) targets(t *testing.T, path string, n int) []string {
+// object is something of the inventory.
+type object struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
+}
+
+// targets waits for the inventory and returns n objects of it.
+func (d *Deployment) targets(t *testing.T, path string, n int) []object {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		var page struct {
-			Items []struct {
-				ID string `json:"id"`
-			} `json:"items"`
+			Items []object `json:"items"`
 		}
 		if code := d.Call(t, http.MethodGet, path+fmt.Sprintf("?limit=%d", n), nil, &page); code == http.StatusOK && len(page.Items) == n {
-			out := make([]string, n)
-			for i, it := range page.Items {
-				out[i] = it.ID
-			}
-			return out
+			return page.Items
 		}
 	}
 	t.Fatalf("%s never showed %d objects", path, n)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 
@@ -33,11 +34,15 @@ type Faults struct {
 	// operations within a batch, each item's own records staying in order.
 	Redeliver float64
 	Reorder   bool
-	// Lose, Repeat are shares of queue messages that never arrive, or twice.
-	Lose, Repeat float64
+	// Lose, Repeat and Late are shares of queue messages that never arrive, arrive
+	// twice, or arrive with those that are received some seconds later.
+	Lose, Repeat, Late float64
 
-	stopped                           atomic.Bool
-	killed, lost, throttled, repeated atomic.Int64
+	mu   sync.Mutex
+	held map[string][]heldMessage // by queue
+
+	stopped                                 atomic.Bool
+	killed, lost, late, throttled, repeated atomic.Int64
 }
 
 // Stop ends the hurting.
@@ -45,7 +50,7 @@ func (f *Faults) Stop() { f.stopped.Store(true) }
 
 // Counts says how much was hurt.
 func (f *Faults) Counts() map[string]int64 {
-	return map[string]int64{"killed": f.killed.Load(), "lost": f.lost.Load(), "throttled": f.throttled.Load(), "repeated": f.repeated.Load()}
+	return map[string]int64{"killed": f.killed.Load(), "lost": f.lost.Load(), "late": f.late.Load(), "throttled": f.throttled.Load(), "repeated": f.repeated.Load()}
 }
 
 func (f *Faults) strikes(share float64) bool {
@@ -120,22 +125,59 @@ func shuffled(changes []ledger.Change) []ledger.Change {
 	return out
 }
 
-// messages are messages as they arrive.
-func (f *Faults) messages(ms []queue.Message) []queue.Message {
+// heldMessage is one that arrives late.
+type heldMessage struct {
+	queue.Message
+	until time.Time
+}
+
+// messages are a queue's messages as they arrive.
+func (f *Faults) messages(name string, ms []queue.Message) []queue.Message {
 	if f == nil {
 		return ms
 	}
-	out := make([]queue.Message, 0, len(ms))
+	out := f.due(name)
 	for _, m := range ms {
 		switch {
 		case f.strikes(f.Lose):
 			f.lost.Add(1)
+		case f.strikes(f.Late):
+			f.late.Add(1)
+			f.hold(name, heldMessage{m, time.Now().Add(time.Duration(1+rand.IntN(8)) * time.Second)})
 		case f.strikes(f.Repeat):
 			f.repeated.Add(1)
 			out = append(out, m, m)
 		default:
 			out = append(out, m)
 		}
+	}
+	return out
+}
+
+func (f *Faults) hold(name string, m heldMessage) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.held == nil {
+		f.held = map[string][]heldMessage{}
+	}
+	f.held[name] = append(f.held[name], m)
+}
+
+// due takes the held messages whose time has come.
+func (f *Faults) due(name string) []queue.Message {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []queue.Message
+	var still []heldMessage
+	for _, m := range f.held[name] {
+		if time.Now().After(m.until) {
+			out = append(out, m.Message)
+		} else {
+			still = append(still, m)
+		}
+	}
+	if f.held != nil {
+		f.held[name] = still
 	}
 	return out
 }

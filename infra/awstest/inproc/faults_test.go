@@ -29,10 +29,10 @@ func TestFaults(t *testing.T) {
 		faults *Faults
 	}{
 		{"stream batches again and reordered", &Faults{Redeliver: 0.5, Reorder: true}},
-		{"messages lost and repeated", &Faults{Lose: 0.3, Repeat: 0.3}},
-		{"functions killed in mid-batch", &Faults{Kill: 0.3}},
+		{"messages lost, repeated and late", &Faults{Lose: 0.2, Repeat: 0.2, Late: 0.3}},
+		{"functions killed in mid-batch", &Faults{Kill: 0.4}},
 		{"throttled and answers lost", &Faults{Throttle: 0.08, LoseAnswer: 0.05}},
-		{"all at once", &Faults{Redeliver: 0.2, Reorder: true, Lose: 0.1, Repeat: 0.2, Kill: 0.1, Throttle: 0.04, LoseAnswer: 0.03}},
+		{"all at once", &Faults{Redeliver: 0.2, Reorder: true, Lose: 0.1, Repeat: 0.1, Late: 0.1, Kill: 0.1, Throttle: 0.04, LoseAnswer: 0.03}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -53,7 +53,7 @@ type asked struct{ key, id string }
 
 // drive asks for operations until the time, each under a key of its own and
 // again while no answer comes; it cancels some.
-func (d *Deployment) drive(t *testing.T, nodes, deployments []string, until time.Time) []asked {
+func (d *Deployment) drive(t *testing.T, nodes, deployments []object, until time.Time) []asked {
 	t.Helper()
 	var mu sync.Mutex
 	var out []asked
@@ -65,11 +65,11 @@ func (d *Deployment) drive(t *testing.T, nodes, deployments []string, until time
 				body := map[string]any{"reason": key, "deadline": time.Now().Add(time.Duration(10+rand.IntN(20)) * time.Second).UTC().Format(time.RFC3339Nano)}
 				switch rand.IntN(4) {
 				case 0:
-					body["type"], body["target"] = "node.cordon", nodes[rand.IntN(len(nodes))]
+					body["type"], body["target"] = "node.cordon", nodes[rand.IntN(len(nodes))].ID
 				case 1:
-					body["type"], body["target"], body["payload"] = "node.uncordon", nodes[rand.IntN(len(nodes))], map[string]any{"take_over": true}
+					body["type"], body["target"], body["payload"] = "node.uncordon", nodes[rand.IntN(len(nodes))].ID, map[string]any{"take_over": true}
 				default:
-					body["type"], body["target"] = "deployment.roll", deployments[rand.IntN(len(deployments))]
+					body["type"], body["target"] = "deployment.roll", deployments[rand.IntN(100)].ID
 				}
 				id, status := d.insist(t, key, body)
 				switch status {

@@ -209,7 +209,7 @@ func (q *doorbells) Receive(ctx context.Context, name string, max int, wait, vis
 		return ms, err
 	}
 	q.d.Operations.Add(bill.SQSRequest, 1)
-	return q.d.opts.Faults.messages(ms), err
+	return q.d.opts.Faults.messages("doorbells", ms), err
 }
 
 func (q *doorbells) Delete(ctx context.Context, name string, receipts ...string) error {

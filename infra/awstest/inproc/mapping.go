@@ -159,7 +159,7 @@ func (d *Deployment) poll(ctx context.Context, name string, handle func(context.
 			continue
 		}
 		d.Operations.Add(bill.SQSRequest, 1)
-		ms := d.opts.Faults.messages(got)
+		ms := d.opts.Faults.messages(name, got)
 		e, receipts := events.SQSEvent{}, map[string]string{}
 		for _, m := range got {
 			receipts[m.ID] = m.Receipt
