@@ -72,13 +72,18 @@ func (m *memory) put(k ledger.Key, e *entry) {
 		m.old, m.young, m.bytes = m.young, make(map[ledger.Key]*entry, len(m.young)), 0
 		m.turns++
 	}
-	m.young[k] = e
-	m.bytes += len(k.PK) + len(k.SK)
-	if e.closed {
-		m.bytes += closedOverhead
-	} else {
-		m.bytes += entryOverhead + len(e.item.Data)
+	if was := m.young[k]; was != nil {
+		m.bytes -= was.size(k)
 	}
+	m.young[k] = e
+	m.bytes += e.size(k)
+}
+
+func (e *entry) size(k ledger.Key) int {
+	if e.closed {
+		return closedOverhead + len(k.PK) + len(k.SK)
+	}
+	return entryOverhead + len(k.PK) + len(k.SK) + len(e.item.Data)
 }
 
 // get returns the items that exist of those asked for; all is false when one of
