@@ -12,11 +12,12 @@ import (
 )
 
 const (
-	reportCommands = 200  // commands a report, under the plane's limit
-	draftCommands  = 2000 // commands that wait while the plane is away
-	draftNotes     = 48   // notes a report, under the plane's 50
-	reportSteps    = 90   // step reports a report, under the plane's 100
-	lazyEvery      = time.Second
+	reportCommands = 200         // commands a report, under the plane's limit
+	draftCommands  = 2000        // commands that wait while the plane is away
+	draftNotes     = 48          // notes a report, under the plane's 50
+	reportSteps    = 90          // step reports a report, under the plane's 100
+	lazyEvery      = time.Second // unless the plane says otherwise
+	lazyMost       = 30 * time.Second
 )
 
 // errRefused: the plane will not take a report of this run.
@@ -44,8 +45,12 @@ type draft struct {
 }
 
 func (d *draft) empty() bool {
-	return len(d.steps) == 0 && len(d.commands) == 0 && len(d.notes) == 0 &&
-		d.progress == nil && !d.settled && d.final == nil
+	return d.progressAlone() && d.progress == nil
+}
+
+// progressAlone tells whether it holds nothing but progress.
+func (d *draft) progressAlone() bool {
+	return len(d.steps) == 0 && len(d.commands) == 0 && len(d.notes) == 0 && !d.settled && d.final == nil
 }
 
 // frozen is a report that has its number: it is resent unchanged until it is
@@ -72,6 +77,7 @@ type outbox struct {
 	generation  int64
 	correlation string
 	mono        func() time.Duration
+	pace        func() pace
 	push        func(*outbox) // hands it to the reporter
 
 	mu       sync.Mutex
@@ -92,15 +98,36 @@ type outbox struct {
 	progress *operation.Progress // the newest, for renewals
 }
 
-func newOutbox(a *protocol.Assignment, mono func() time.Duration, push func(*outbox)) *outbox {
+// pace is how soon the plane wants to hear what need not be told at once.
+type pace struct {
+	every time.Duration
+	// rides: renewals come as often, so that progress alone waits for one.
+	rides bool
+}
+
+// paceOf is the pace that the plane asks for.
+func paceOf(answer protocol.HeartbeatAnswer) pace {
+	p := pace{every: lazyEvery}
+	if answer.ReportMS > 0 {
+		p.every = ms(min(answer.ReportMS, lazyMost.Milliseconds()))
+		p.rides = answer.LeaseMS > 0 && answer.ReportMS >= answer.LeaseMS/3
+	}
+	return p
+}
+
+// untilFlush is how long the next lazy report waits: reports of all operations
+// leave together, in fewer calls.
+func (p pace) untilFlush(now time.Duration) time.Duration { return p.every - now%p.every }
+
+func newOutbox(a *protocol.Assignment, mono func() time.Duration, pace func() pace, push func(*outbox)) *outbox {
 	return &outbox{
 		operation: a.Operation, generation: a.Generation, correlation: a.CorrelationID,
-		mono: mono, push: push, changed: make(chan struct{}),
+		mono: mono, pace: pace, push: push, changed: make(chan struct{}),
 	}
 }
 
 // add changes the draft and returns the number to wait for. With flush it goes
-// as soon as a call is free, else with the next report or within a second.
+// as soon as a call is free, else with the next report or at the plane's pace.
 func (o *outbox) add(flush bool, f func(*draft)) int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -111,9 +138,9 @@ func (o *outbox) add(flush bool, f func(*draft)) int64 {
 	}
 	if flush || len(o.draft.commands) >= reportCommands {
 		o.flush()
-	} else if !o.lazy {
+	} else if p := o.pace(); !o.lazy && !(p.rides && o.draft.progressAlone()) {
 		o.lazy = true
-		time.AfterFunc(lazyEvery, o.lazyFlush)
+		time.AfterFunc(p.untilFlush(o.mono()), o.lazyFlush)
 	}
 	return o.seq
 }
@@ -194,13 +221,24 @@ func (o *outbox) tell(p operation.Progress) {
 	o.add(false, func(d *draft) { d.progress, o.progress = &p, &p })
 }
 
-// latestProgress is what rides along a renewal.
-func (o *outbox) latestProgress() *operation.Progress {
+// takeProgress is what rides along a renewal.
+func (o *outbox) takeProgress() *operation.Progress {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	p := o.progress
-	o.progress = nil
+	if o.progress = nil; o.draft.progress == p {
+		o.draft.progress = nil
+	}
 	return p
+}
+
+// untold gives back progress that the plane did not take, unless there is newer.
+func (o *outbox) untold(p *operation.Progress) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if p != nil && o.progress == nil {
+		o.progress = p
+	}
 }
 
 // begin records a command in flight.

@@ -3,6 +3,9 @@ package loop
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,7 +39,7 @@ func TestLandedEndsWithTheCall(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				start := time.Now()
-				o := newOutbox(&protocol.Assignment{}, func() time.Duration { return time.Since(start) }, func(*outbox) {})
+				o := newOutbox(&protocol.Assignment{}, func() time.Duration { return time.Since(start) }, func() pace { return paceOf(protocol.HeartbeatAnswer{}) }, func(*outbox) {})
 				seq := o.add(true, func(d *draft) { d.final = &protocol.Final{} })
 				if o.freeze() == nil {
 					t.Fatal("nothing to send")
@@ -95,5 +98,60 @@ func TestFinalAnsweredLeaseLost(t *testing.T) {
 			t.Errorf("held %v, %d leases lost, %d kept", b.agent.runs.holds(op), m.LeasesLost.Load(), m.Kept.Load())
 		}
 		b.plane.wait(t, 5*time.Second, "nothing kept", func() bool { return !b.agent.kept.has(op, 1) })
+	})
+}
+
+// TestPace: where renewals come as often as reports, progress alone waits for
+// one; anything else leaves at the plane's pace, together with what other
+// operations have, and takes the progress along.
+func TestPace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		mono := func() time.Duration { return time.Since(start) + 3*time.Second }
+		slow := paceOf(protocol.HeartbeatAnswer{ReportMS: 10_000, LeaseMS: 30_000})
+		if want := (pace{every: 10 * time.Second, rides: true}); slow != want {
+			t.Fatalf("pace %+v, want %+v", slow, want)
+		}
+		var mu sync.Mutex
+		var left []string
+		box := func(name string, p pace) *outbox {
+			return newOutbox(&protocol.Assignment{Operation: name}, mono, func() pace { return p }, func(*outbox) {
+				mu.Lock()
+				defer mu.Unlock()
+				left = append(left, fmt.Sprint(name, " ", mono()))
+			})
+		}
+		leaves := func(what string, want ...string) {
+			mu.Lock()
+			defer mu.Unlock()
+			if slices.Sort(left); !slices.Equal(left, want) {
+				t.Errorf("%s left %v, want %v", what, left, want)
+			}
+			left = nil
+		}
+		one, two, quick := box("one", slow), box("two", slow), box("quick", paceOf(protocol.HeartbeatAnswer{LeaseMS: 30_000}))
+		one.tell(operation.Progress{Done: 1, Total: 2})
+		two.tell(operation.Progress{Done: 1, Total: 2})
+		quick.tell(operation.Progress{Done: 1, Total: 2})
+		time.Sleep(time.Minute)
+		leaves("progress alone", "quick 4s")
+		p := one.takeProgress()
+		if p == nil || p.Done != 1 || one.takeProgress() != nil {
+			t.Fatalf("a renewal took %v", p)
+		}
+		if one.untold(p); one.takeProgress() != p {
+			t.Error("progress that no renewal took is lost")
+		}
+		one.note(protocol.Note{Code: "x"})
+		time.Sleep(2 * time.Second)
+		two.note(protocol.Note{Code: "x"})
+		time.Sleep(time.Minute)
+		leaves("notes", "one 1m10s", "two 1m10s")
+		two.mu.Lock()
+		defer two.mu.Unlock()
+		if two.draft.progress == nil {
+			t.Error("its progress does not go along")
+		}
 	})
 }

@@ -165,12 +165,16 @@ func (a *Agent) renewBatch(ctx context.Context, held []*run) error {
 	req := protocol.RenewRequest{AgentID: a.session.get().AgentID, Boot: a.boot}
 	for _, r := range held {
 		req.Renewals = append(req.Renewals, protocol.RenewalEntry{
-			Operation: r.a.Operation, Generation: r.a.Generation, Progress: r.out.latestProgress(),
+			Operation: r.a.Operation, Generation: r.a.Generation, Progress: r.out.takeProgress(),
 		})
 	}
+	untold := func(i int) { held[i].out.untold(req.Renewals[i].Progress) }
 	var answer protocol.RenewAnswer
 	sent := a.mono()
 	if err := a.api.post(ctx, "/v1/agent/renewals", "", req, &answer); err != nil {
+		for i := range held {
+			untold(i)
+		}
 		return err
 	}
 	if len(answer.Results) != len(held) {
@@ -185,6 +189,7 @@ func (a *Agent) renewBatch(ctx context.Context, held []*run) error {
 				r.requestCancel()
 			}
 		case res.ErrorCode == codeUnavailable: // asked again in a while
+			untold(i)
 		default:
 			if errors.Is(r.lease.check(), errDeadline) {
 				continue // passed meanwhile; what is left is to tell it

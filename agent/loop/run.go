@@ -63,7 +63,7 @@ func (a *Agent) newRun(ctx context.Context, as *protocol.Assignment, sent time.D
 	l, held, work := newLease(ctx, a.mono, sent, as.LeaseMS, as.DeadlineMS, a.session.get().CallDeadlineMS)
 	r := &run{
 		agent: a, a: as, lease: l,
-		out:      newOutbox(as, a.mono, func(o *outbox) { a.outgoing.push(o) }),
+		out:      newOutbox(as, a.mono, func() pace { return paceOf(a.session.get()) }, func(o *outbox) { a.outgoing.push(o) }),
 		boundary: make(chan struct{}),
 		log: a.log.With(slog.String("operation", as.Operation), slog.Int64("generation", as.Generation),
 			slog.String("correlation_id", as.CorrelationID)),

@@ -147,7 +147,7 @@ func TestKeepSurvivesARestart(t *testing.T) {
 func TestOutboxSplits(t *testing.T) {
 	bubble(t, func(t *testing.T, _ *bench) {
 		var pushed int
-		o := newOutbox(&protocol.Assignment{Operation: "op", Generation: 2}, func() time.Duration { return time.Second }, func(*outbox) { pushed++ })
+		o := newOutbox(&protocol.Assignment{Operation: "op", Generation: 2}, func() time.Duration { return time.Second }, func() pace { return paceOf(protocol.HeartbeatAnswer{}) }, func(*outbox) { pushed++ })
 		open := o.begin(protocol.Command{ID: "open"})
 		for range 2*reportCommands + 10 {
 			o.end(o.begin(protocol.Command{ID: "c"}), "ok", "")

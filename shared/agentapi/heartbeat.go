@@ -69,7 +69,8 @@ func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Hea
 		}
 	}
 	answer := protocol.HeartbeatAnswer{AgentID: agent.ID, Cluster: cluster, ServerTime: s.Store.Now().UTC(),
-		LeaseMS: s.Store.Timing.Lease.Milliseconds(), CallDeadlineMS: s.Store.Timing.CallDeadline.Milliseconds(), HeartbeatMS: heartbeatMS(s.Store.Timing)}
+		LeaseMS: s.Store.Timing.Lease.Milliseconds(), CallDeadlineMS: s.Store.Timing.CallDeadline.Milliseconds(), HeartbeatMS: heartbeatMS(s.Store.Timing),
+		ReportMS: s.Store.Timing.ReportEvery.Milliseconds()}
 	if s.QueueURL != nil {
 		answer.QueueURL = s.QueueURL(cluster)
 	}

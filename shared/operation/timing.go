@@ -14,14 +14,19 @@ type Timing struct {
 	RingAfter time.Duration
 	// AgentSilent is how long an agent may be unheard of and still be online.
 	AgentSilent time.Duration
+	// ReportEvery is how long an agent may keep what need not be told at once
+	// (commands under way, notes), for one report to carry more of it; 0: 1 s.
+	// Progress rides with renewals where they come as often.
+	ReportEvery time.Duration
 }
 
 // OneMachine is the timing of the one-machine engine.
 var OneMachine = Timing{Lease: 15 * time.Second, CallDeadline: 10 * time.Second, RingAfter: 10 * time.Second, AgentSilent: 15 * time.Second}
 
 // AWS is the timing of the AWS engine, where every renewal and heartbeat is
-// billed: leases last longer, and agents are heard of less often.
-var AWS = Timing{Lease: 30 * time.Second, CallDeadline: 10 * time.Second, RingAfter: 10 * time.Second, AgentSilent: 90 * time.Second}
+// billed: leases last longer, and agents are heard of less often. Progress is up
+// to ten seconds old there, and so are the commands of an agent that is killed.
+var AWS = Timing{Lease: 30 * time.Second, CallDeadline: 10 * time.Second, RingAfter: 10 * time.Second, AgentSilent: 90 * time.Second, ReportEvery: 10 * time.Second}
 
 // maxRingAfter bounds the back-off of doorbells.
 const maxRingAfter = 5 * time.Minute

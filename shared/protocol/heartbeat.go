@@ -31,6 +31,9 @@ type HeartbeatAnswer struct {
 	CallDeadlineMS int64     `json:"call_deadline_ms"`
 	// HeartbeatMS is how long after this heartbeat the next one is due; 0: 5 s.
 	HeartbeatMS int64 `json:"heartbeat_ms,omitempty"`
+	// ReportMS is how long what need not be told at once may wait for a report;
+	// 0: 1 s.
+	ReportMS int64 `json:"report_ms,omitempty"`
 	// Reporter: this agent holds the reporter lease and sends inventory.
 	Reporter bool `json:"reporter"`
 	// FullInventory: the plane asks for a full resend.
