@@ -1,7 +1,7 @@
 // Package queue is the seam for doorbells and wake-ups: small messages that
 // arrive at least once, in no promised order, some of them late.
 //
-// Engines: goqite on SQLite on one machine (with package remote as the agent's
+// Engines: SQLite, with goqite's table, on one machine (with package remote as the agent's
 // long-poll client of it) and SQS on AWS. The record in the ledger is always
 // the truth; a message only rings.
 package queue
