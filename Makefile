@@ -27,6 +27,8 @@ test-crash-long: build ## 300 rounds of kill -9 against the real binary
 
 bench: ## the figures of the docs, from one run (OPSPLANE_BENCH_STORED=1000000)
 	cd infra/bench && $(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m .
+	@$(GO) build -o $(BIN)/awstest ./infra/awstest/up
+	$(BIN)/awstest --bench
 
 aws-local: ## deploy into a local AWS with a simulated fleet, in the foreground (ADDR=127.0.0.1:8080)
 	@$(GO) build -o $(BIN)/awstest ./infra/awstest/up

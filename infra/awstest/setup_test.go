@@ -101,7 +101,7 @@ func list[T any](p *plane, path string) []T {
 			NextCursor *string `json:"next_cursor"`
 		}](p, u.String())
 		all = append(all, page.Items...)
-		if page.NextCursor == nil {
+		if page.NextCursor == nil || len(page.Items) == 0 { // a stream of events always has a next
 			return all
 		}
 		q.Set("cursor", *page.NextCursor)
@@ -236,7 +236,7 @@ func world(tb testing.TB, n int, stuck bool) string {
 
 // agent runs the agent's program for a cluster and returns what stops it. It
 // stops at the test's end at the latest, and with this process.
-func (p *plane) agent(c rig.Cluster, scenario string) (stop func()) {
+func (p *plane) agent(c rig.Cluster, scenario string, flags ...string) (stop func()) {
 	p.tb.Helper()
 	program, err := filepath.Abs(filepath.Join(root, rig.AgentProgram))
 	if err != nil {
@@ -247,8 +247,8 @@ func (p *plane) agent(c rig.Cluster, scenario string) (stop func()) {
 	if err != nil {
 		p.tb.Fatal(err)
 	}
-	cmd := exec.CommandContext(context.WithoutCancel(p.tb.Context()), program, "--plane", p.URL, "--name", "agent-0", "--executor", "sim",
-		"--sim-scenario", scenario, "--sim-state", filepath.Join(dir, "sim"), "--parent-pipe", "--concurrency", "256")
+	cmd := exec.CommandContext(context.WithoutCancel(p.tb.Context()), program, append([]string{"--plane", p.URL, "--name", "agent-0", "--executor", "sim",
+		"--sim-scenario", scenario, "--sim-state", filepath.Join(dir, "sim"), "--parent-pipe", "--concurrency", "256"}, flags...)...)
 	cmd.Env = append(os.Environ(), "OPSPLANE_TOKEN="+c.Token)
 	cmd.Stderr = log
 	stdin, err := cmd.StdinPipe()

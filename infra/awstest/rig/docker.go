@@ -14,9 +14,6 @@ import (
 	"time"
 )
 
-// HostName is this machine as a container calls it.
-const HostName = "host.docker.internal"
-
 // Docker is a Docker daemon that containers of functions can run on.
 type Docker struct {
 	// Gateway is this machine's address on the containers' network.
@@ -130,7 +127,8 @@ func (r *Rig) BaseImage(ctx context.Context, endpoint string) (string, error) {
 
 // Forward lets containers reach an endpoint on loopback: it listens on the
 // gateway's address, at the same port, until ctx ends. It returns the endpoint as
-// containers call it.
+// containers and this machine alike can call it: addresses of queues that one of
+// them is told are of use to the other.
 func (d *Docker) Forward(ctx context.Context, endpoint string) (string, error) {
 	u, err := url.Parse(endpoint)
 	if err != nil {
@@ -151,7 +149,7 @@ func (d *Docker) Forward(ctx context.Context, endpoint string) (string, error) {
 			go pipe(ctx, in, u.Host)
 		}
 	}()
-	return "http://" + net.JoinHostPort(HostName, u.Port()), nil
+	return "http://" + l.Addr().String(), nil
 }
 
 // pipe copies between a connection and an address until either side ends.

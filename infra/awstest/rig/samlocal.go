@@ -48,7 +48,7 @@ func (r *Rig) SAMLocal(ctx context.Context, d *Docker, s Stack) (string, error) 
 	arch, _ := architecture()
 	c, err := r.start("sam-local", r.root, Environment(s.Endpoint), r.bin(sam, "sam"), "local", "start-api",
 		"--template", template, "--parameter-overrides", "Architecture="+arch,
-		"--skip-pull-image", "--invoke-image", image, "--add-host", HostName+":"+d.Gateway, "--warm-containers", "LAZY",
+		"--skip-pull-image", "--invoke-image", image, "--warm-containers", "LAZY",
 		"--env-vars", file, "--host", "127.0.0.1", "--port", strconv.Itoa(port))
 	if err != nil {
 		return "", err

@@ -2,6 +2,7 @@ package rig
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -22,7 +23,8 @@ func (r *Rig) MiniStack(ctx context.Context) (endpoint string, err error) {
 		return "", err
 	}
 	endpoint = loopback(port)
-	env := append(Environment(endpoint), "BIND_HOST=127.0.0.1", "GATEWAY_PORT="+strconv.Itoa(port))
+	// It unpacks the functions' code where temporary files go.
+	env := append(Environment(endpoint), "BIND_HOST=127.0.0.1", "GATEWAY_PORT="+strconv.Itoa(port), "TMPDIR="+r.state)
 	c, err := r.start("ministack", r.state, env, r.bin(ministack, "ministack"))
 	if err != nil {
 		return "", err
@@ -52,4 +54,31 @@ func (r *Rig) LocalStack(ctx context.Context) (endpoint string, err error) {
 		return "", err
 	}
 	return endpoint, waitHTTP(ctx, endpoint+"/_localstack/health", 90*time.Second, c)
+}
+
+// LocalStackImage is LocalStack's own image, of the version whose packages are
+// installed elsewhere: with it comes its DynamoDB.
+const LocalStackImage = "localstack/localstack:4.14.0"
+
+// LocalStackInDocker runs LocalStackImage on a free port. It starts no daemon and
+// pulls nothing.
+func (r *Rig) LocalStackInDocker(ctx context.Context) (endpoint string, err error) {
+	const needs = "this needs Docker and the image " + LocalStackImage + ": "
+	if !r.dockerAnswers(ctx) {
+		return "", errors.New(needs + "no Docker daemon answers")
+	}
+	if err := r.run(ctx, nil, "docker", "image", "inspect", LocalStackImage); err != nil {
+		return "", errors.New(needs + "there is no such image (docker pull " + LocalStackImage + ")")
+	}
+	port, err := FreePort()
+	if err != nil {
+		return "", err
+	}
+	endpoint = loopback(port)
+	c, err := r.start("localstack", r.state, os.Environ(), "docker", "run", "--rm", "--publish", fmt.Sprintf("127.0.0.1:%d:4566", port),
+		"--env", "SERVICES=dynamodb,dynamodbstreams,sqs,events", "--env", "DISABLE_EVENTS=1", LocalStackImage)
+	if err != nil {
+		return "", err
+	}
+	return endpoint, waitHTTP(ctx, endpoint+"/_localstack/health", 2*time.Minute, c)
 }

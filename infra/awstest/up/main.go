@@ -25,6 +25,8 @@ func main() {
 	root := flag.String("root", ".", "the repository's `folder`")
 	test := flag.Bool("test", false, "run the AWS tests and end; what follows -- is given to go test instead of all packages")
 	onLocalStack := flag.Bool("test-localstack", false, "run the whole flow on LocalStack's image and end")
+	bench := flag.Bool("bench", false, "measure operations through the local AWS and end")
+	endpoint := flag.String("endpoint", "", "with -test-localstack, the `URL` of a local AWS in place of the image")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -32,8 +34,10 @@ func main() {
 		switch {
 		case *test:
 			return runTests(ctx, r, *root, flag.Args())
+		case *bench:
+			return runBench(ctx, r, *root)
 		case *onLocalStack:
-			return runOnLocalStack(ctx, r, *root)
+			return runOnLocalStack(ctx, r, *root, *endpoint)
 		}
 		return runDemo(ctx, r, *addr)
 	})

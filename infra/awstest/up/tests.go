@@ -33,46 +33,42 @@ const (
 // the tag (or those that args tell go test of), on a local AWS with the template
 // deployed.
 func runTests(ctx context.Context, r *rig.Rig, root string, args []string) error {
-	var endpoint, localStack string
+	var localStack, samLocal string
 	var docker *rig.Docker
-	err := together(ctx,
-		timed(r, "MiniStack", func(ctx context.Context) (err error) { endpoint, err = r.MiniStack(ctx); return err }),
+	d, err := deploy(ctx, r, "test", "127.0.0.1:0",
 		timed(r, "LocalStack", func(ctx context.Context) (err error) { localStack, err = r.LocalStack(ctx); return err }),
 		timed(r, "Docker", func(ctx context.Context) (err error) { docker, err = r.Docker(ctx); return err }),
-		timed(r, "the template's checks", r.Lint),
-		timed(r, "sam build", r.Build),
-		timed(r, "the agent", r.BuildAgent))
+		timed(r, "the template's checks", r.Lint))
 	if err != nil {
 		return err
 	}
-	const stage = "test"
-	var s rig.Stack
-	if err := timed(r, "sam deploy", func(ctx context.Context) (err error) { s, err = r.Deploy(ctx, endpoint, stage); return err })(ctx); err != nil {
+	if err := timed(r, "sam local", func(ctx context.Context) (err error) {
+		samLocal, err = r.SAMLocal(ctx, docker, d.stack)
+		return err
+	})(ctx); err != nil {
 		return err
 	}
-	url, err := s.Serve(ctx, "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	admin, err := fleet(ctx, r, s, url)
-	if err != nil {
-		return err
-	}
-	var samLocal string
-	if err := timed(r, "sam local", func(ctx context.Context) (err error) { samLocal, err = r.SAMLocal(ctx, docker, s); return err })(ctx); err != nil {
-		return err
-	}
-	env := append(rig.Environment(endpoint), envURL+"="+url, envToken+"="+admin, envStage+"="+stage,
-		envSAMLocal+"="+samLocal, envBuild+"="+r.BuildDir(), envLocalStack+"="+localStack)
 	if len(args) == 0 {
 		if args, err = tagged(ctx, root); err != nil {
 			return err
 		}
 	}
+	env := append(rig.Environment(d.stack.Endpoint), envURL+"="+d.url, envToken+"="+d.admin, envStage+"="+d.stack.Stage,
+		envSAMLocal+"="+samLocal, envBuild+"="+r.BuildDir(), envLocalStack+"="+localStack)
 	return timed(r, "the tests", func(ctx context.Context) error {
 		// One package after the other: some of them measure.
 		return goTest(ctx, root, env, append([]string{"-p", "1", "-timeout", "25m"}, args...)...)
 	})(ctx)
+}
+
+// runBench measures through a local AWS with the template deployed.
+func runBench(ctx context.Context, r *rig.Rig, root string) error {
+	d, err := deploy(ctx, r, "bench", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	env := append(rig.Environment(d.stack.Endpoint), envURL+"="+d.url, envToken+"="+d.admin, envStage+"="+d.stack.Stage)
+	return goTest(ctx, root, env, "-run", "^$", "-bench", ".", "-benchtime", "1x", "-timeout", "10m", "./infra/awstest")
 }
 
 // goTest runs tests with the tag, never from the cache.
