@@ -80,15 +80,20 @@ func (d *Deployment) priced(t *testing.T, what string, targets []object, atOnce 
 	var out strings.Builder
 	fmt.Fprintf(&out, "\n%s; each: %.1f journal entries, %.1f events, %.0f bytes of logs\n", what, entries/n, events/n, units[bill.LogGB]*(1<<30)/n)
 	p := table(&out, units, n)
-	items, calls := d.Operations.Items(), d.Operations.Calls()
-	for _, name := range slices.Sorted(maps.Keys(calls)) {
-		fmt.Fprintf(&out, "    %-36s %6.2f calls\n", name, float64(calls[name])/n)
-	}
-	for _, kind := range slices.Sorted(maps.Keys(items)) {
-		fmt.Fprintf(&out, "    %-36s %6.2f units\n", kind, items[kind]/n)
-	}
+	d.parts(&out, n)
 	t.Log(out.String())
 	return p
+}
+
+// parts prints what the units are made of.
+func (d *Deployment) parts(out *strings.Builder, n float64) {
+	items, calls := d.Operations.Items(), d.Operations.Calls()
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		fmt.Fprintf(out, "    %-36s %6.2f calls\n", name, float64(calls[name])/n)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(items)) {
+		fmt.Fprintf(out, "    %-36s %6.2f units\n", kind, items[kind]/n)
+	}
 }
 
 // table prints units as the price of a million of n things.
@@ -134,7 +139,9 @@ func (d *Deployment) running(t *testing.T, targets []object) {
 	time.Sleep(watched)
 	var out strings.Builder
 	fmt.Fprintf(&out, "\na minute of a running operation, %d at a time\n", len(targets))
-	p := table(&out, d.Operations.Units(), float64(len(targets))*watched.Minutes())
+	n := float64(len(targets)) * watched.Minutes()
+	p := table(&out, d.Operations.Units(), n)
+	d.parts(&out, n)
 	t.Logf("%sten minutes of it: US$ %.2f a million operations", out.String(), 10*p.usd)
 }
 
