@@ -63,6 +63,15 @@ func (c *child) stop() {
 	<-c.done
 }
 
+// Logs prints the end of what each started program wrote.
+func (r *Rig) Logs(w io.Writer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.children {
+		fmt.Fprintf(w, "---- %s\n%s\n", c.name, c.tail())
+	}
+}
+
 // tail is the end of the process's output.
 func (c *child) tail() string {
 	const most = 4 << 10

@@ -57,7 +57,11 @@ func runTests(ctx context.Context, r *rig.Rig, root string, args []string) error
 		envSAMLocal+"="+samLocal, envBuild+"="+r.BuildDir(), envLocalStack+"="+localStack)
 	return timed(r, "the tests", func(ctx context.Context) error {
 		// One package after the other: some of them measure.
-		return goTest(ctx, root, env, append([]string{"-p", "1", "-timeout", "25m"}, args...)...)
+		err := goTest(ctx, root, env, append([]string{"-p", "1", "-timeout", "25m"}, args...)...)
+		if err != nil && ctx.Err() == nil {
+			r.Logs(os.Stderr)
+		}
+		return err
 	})(ctx)
 }
 
