@@ -19,11 +19,21 @@ import (
 
 // dueAt settles an operation's place: it moves to what is due earlier.
 func (st *Store) dueAt(s *operation.State) time.Time {
-	due := st.Timing.Due(s)
+	due := dueMilli(st.Timing.Due(s))
 	if due.IsZero() || s.DueAt.IsZero() || due.Before(s.DueAt) {
 		s.DueAt = due
 	}
 	return s.DueAt
+}
+
+// dueMilli is an instant as a place in the due index, which has milliseconds:
+// the first at which it has come. A sweep that found an item a part of one before
+// it is due would do nothing, and could be the last to look for a minute.
+func dueMilli(t time.Time) time.Time {
+	if ms := t.Truncate(time.Millisecond); ms.Before(t) {
+		return ms.Add(time.Millisecond)
+	}
+	return t
 }
 
 // lookAgain gives up a place whose time has come, so that the change finds a new
@@ -40,15 +50,19 @@ func (st *Store) lookAgain(s *operation.State, c operation.Change) {
 }
 
 // Reschedule puts an operation that the sweep found before anything was due to
-// the time at which something is.
+// the time at which something is. That may have come meanwhile: then it is due
+// there, and whoever wakes the sweep is told of it by the commit.
 func (st *Store) Reschedule(ctx context.Context, id string) error {
 	err := Again(ctx, func() error {
 		op, err := st.Load(ctx, id)
-		if err != nil || op.State.DueAt.IsZero() || op.State.DueAt.After(st.Now()) || !st.Timing.Due(&op.State).After(st.Now()) {
-			return err // somebody else did, or something is due
+		if err != nil || op.State.DueAt.After(st.Now()) {
+			return err // somebody else did
 		}
 		next := op.State
 		next.DueAt = time.Time{}
+		if st.dueAt(&next).Equal(op.State.DueAt) { // likewise, or it has ended
+			return nil
+		}
 		writes := st.StateWrites(&next, op.Version, nil)
 		writes[0].WasDue = op.State.DueAt
 		if err := st.Ledger.Commit(ctx, writes...); err != nil {

@@ -90,7 +90,7 @@ func (st *Store) AgentItem(a *fleet.Agent) ledger.Item {
 		ledger.List: {PK: ListAgents, SK: a.Cluster + "#" + a.ID},
 	}}
 	if !a.Silent {
-		it.Due = a.LastSeen.Add(st.Timing.AgentSilent)
+		it.Due = dueMilli(a.LastSeen.Add(st.Timing.AgentSilent))
 	}
 	return it
 }

@@ -46,6 +46,8 @@ type Result struct {
 	Due    int  // items it looked at
 	Failed int  // items that it could not deal with
 	More   bool // there was more than one pass takes
+	// Through is until when it looked at what is due; zero: that could not be read.
+	Through time.Time
 	// Late is how long the oldest of them had been due.
 	Late time.Duration
 	// Err is why items failed; they are due again in the next pass.
@@ -65,7 +67,7 @@ func (s *Sweep) Pass(ctx context.Context) (Result, error) {
 	var (
 		mu  sync.Mutex
 		wg  sync.WaitGroup
-		res = Result{Due: len(items), More: len(items) == limit}
+		res = Result{Due: len(items), More: len(items) == limit, Through: now}
 	)
 	if len(items) > 0 {
 		res.Late = max(0, now.Sub(items[0].Due))

@@ -492,10 +492,11 @@ func TestWakeUpsOfAnOperation(t *testing.T) {
 		}
 		if n == 3 {
 			as(sweeps) // the wake-up of its creation rings, and the chain goes on
-			if _, err := p.sweep.Run(t.Context()); err != nil {
+			res, err := p.sweep.Run(t.Context())
+			if err != nil {
 				t.Fatal(err)
 			}
-			if err := p.sweep.RingNext(t.Context(), false); err != nil {
+			if err := p.sweep.RingNext(t.Context(), res.Through, false); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -112,7 +112,7 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 func (h *Sweep) due(ctx context.Context) (res sweep.Result, err, lost error) {
 	res, err = h.Sweep.Run(ctx)
 	undone := err != nil || res.Failed > 0 || res.More
-	return res, err, h.Sweep.RingNext(context.WithoutCancel(ctx), undone)
+	return res, err, h.Sweep.RingNext(context.WithoutCancel(ctx), res.Through, undone)
 }
 
 // retain deletes what is past its age; what it has no time for, the next hour's
