@@ -28,7 +28,8 @@ type NewCluster struct {
 }
 
 // Create registers a cluster: its name, its queue, and a token for its agents.
-// The queue is made first: a queue without a cluster harms nobody.
+// The queue is made first: a queue without a cluster harms nobody. While it is not
+// known whether there is a cluster, its queue stays.
 func (s *Service) Create(ctx context.Context, call admission.Call, name string) (NewCluster, error) {
 	if !nameShape.MatchString(name) {
 		return NewCluster{}, operation.Invalid(operation.FieldError{Pointer: "/name", Code: "format",
@@ -60,8 +61,17 @@ func (s *Service) Create(ctx context.Context, call admission.Call, name string) 
 			s.audit(call, "cluster.create", c.ID, http.StatusCreated, ""),
 		}, nil
 	})
+	unknown := errors.Is(err, ledger.ErrUnknown)
+	if unknown {
+		if _, _, rerr := s.Store.Cluster(context.WithoutCancel(ctx), clusterID); rerr == nil {
+			err = nil // it was made, and its token is told while it can be
+		}
+	}
 	if err == nil {
 		return NewCluster{Cluster: c, Token: token, Secret: secret}, nil
+	}
+	if unknown {
+		return NewCluster{}, fmt.Errorf("create cluster %s: %w", name, err)
 	}
 	if rerr := s.Queues.Remove(context.WithoutCancel(ctx), c.Queue); rerr != nil {
 		err = errors.Join(err, fmt.Errorf("remove queue of cluster %s: %w", name, rerr))

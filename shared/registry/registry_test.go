@@ -98,6 +98,66 @@ func TestNoQueueNoCluster(t *testing.T) {
 	}
 }
 
+// unsure is a ledger that loses the answer of its next commit, which it applied
+// or not; applied and yet unread: nothing can be read afterwards either.
+type unsure struct {
+	ledger.Ledger
+	applies, unread bool
+	lost            bool
+}
+
+func (l *unsure) Commit(ctx context.Context, ws ...ledger.Write) error {
+	if l.lost {
+		return l.Ledger.Commit(ctx, ws...)
+	}
+	l.lost = true
+	if l.applies {
+		if err := l.Ledger.Commit(ctx, ws...); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("commit: %w", ledger.ErrUnknown)
+}
+
+func (l *unsure) Get(ctx context.Context, k ledger.Key) (ledger.Item, error) {
+	if l.lost && l.unread {
+		return ledger.Item{}, ledger.ErrUnavailable
+	}
+	return l.Ledger.Get(ctx, k)
+}
+
+// TestCreateWhoseAnswerIsLost: a cluster that may have come to be keeps its
+// queue, and its token is told when it can be.
+func TestCreateWhoseAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		applies, unread bool
+		err             error
+	}{
+		"applied":     {applies: true},
+		"not applied": {err: ledger.ErrUnknown},
+		"not to tell": {applies: true, unread: true, err: ledger.ErrUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, q := setup(t)
+			l := &unsure{Ledger: s.Store.Ledger, applies: tt.applies, unread: tt.unread}
+			s.Store.Ledger = l
+			made, err := s.Create(t.Context(), admin, "east")
+			if !errors.Is(err, tt.err) || (tt.err == nil) != (made.Secret != "") {
+				t.Fatalf("%v, a secret: %t", err, made.Secret != "")
+			}
+			l.unread = false
+			if c, err := s.Find(t.Context(), admin, "east"); tt.applies && (err != nil || !q.have[c.Queue]) {
+				t.Errorf("cluster %+v, %v, queues %v", c, err, q.have)
+			}
+			if _, err := s.Create(t.Context(), admin, "east"); (err == nil) == tt.applies {
+				t.Errorf("once more: %v", err)
+			}
+		})
+	}
+}
+
 func TestDeleteThatBrokeOffGoesOn(t *testing.T) {
 	t.Parallel()
 	s, q := setup(t)
