@@ -62,6 +62,12 @@ func Open(ctx context.Context, c Config) (*Plane, error) {
 // Global Secondary Indexes in DynamoDB").
 const indexLag = time.Minute
 
+// wall is the clock of all that a process remembers from one invocation to the
+// next: tokens, agents seen, wake-ups on their way. It goes without the process's
+// own monotonic clock, which may stop while a function is frozen (Go's package
+// time, "Monotonic Clocks"): what was read a moment ago would then stay so.
+func wall() time.Time { return time.Now().Round(0) }
+
 // New makes the engines with an SDK configuration of the caller's own.
 func New(c Config, a aws.Config) (*Plane, error) {
 	p := &Plane{Config: c, Log: c.Logger, Metrics: NewMetrics(os.Stdout, c), aws: a}
@@ -72,15 +78,15 @@ func New(c Config, a aws.Config) (*Plane, error) {
 	}
 	p.db = db
 	p.Queue = sqs.New(sqs.Options{Client: awssqs.NewFromConfig(p.aws), Prefix: c.QueuePrefix, Logger: p.Log})
-	p.Waker = &sweep.Waker{Queue: p.Queue, Now: time.Now, Logger: p.Log}
+	p.Waker = &sweep.Waker{Queue: p.Queue, Now: wall, Logger: p.Log}
 	p.Ledger = sweep.Waking(db, p.Waker)
-	p.Store = &record.Store{Ledger: p.Ledger, Now: time.Now, Timing: operation.AWS, IndexLag: indexLag}
+	p.Store = &record.Store{Ledger: p.Ledger, Now: wall, Timing: operation.AWS, IndexLag: indexLag}
 	return p, nil
 }
 
 // Tokens keeps the API tokens. None falls due, so its writes ring nobody: who
 // only authenticates needs no right to a queue.
-func (p *Plane) Tokens() *auth.Store { return auth.NewStore(p.db, time.Now) }
+func (p *Plane) Tokens() *auth.Store { return auth.NewStore(p.db, wall) }
 
 // Authenticator accepts API tokens, and those of the configured issuer, which is
 // first asked when a token of its own comes.
