@@ -16,7 +16,7 @@ const (
 	busLatency = 12.0
 	ownTime    = 2.0 // the function's own work
 	// memoryGB is the functions' memory in template.yaml.
-	memoryGB = 0.25
+	memoryGB = 0.5
 )
 
 type invocationKey struct{}
