@@ -71,10 +71,12 @@ func (d *Deployment) drive(t *testing.T, nodes, deployments []object, until time
 				default:
 					body["type"], body["target"] = "deployment.roll", deployments[rand.IntN(100)].ID
 				}
-				id, status := d.insist(t, key, body)
-				switch status {
-				case http.StatusAccepted, http.StatusOK:
-				case http.StatusConflict: // another holds the target
+				id, status, tries := d.insist(t, key, body)
+				switch {
+				case status == http.StatusAccepted, status == http.StatusOK:
+				case status == http.StatusConflict: // another holds the target
+					continue
+				case status == http.StatusUnprocessableEntity && tries > 1: // its deadline has passed meanwhile
 					continue
 				default:
 					t.Errorf("request %s was answered %d", key, status)
@@ -93,10 +95,11 @@ func (d *Deployment) drive(t *testing.T, nodes, deployments []object, until time
 }
 
 // insist asks until there is an answer that is one.
-func (d *Deployment) insist(t *testing.T, key string, body map[string]any) (id string, status int) {
+func (d *Deployment) insist(t *testing.T, key string, body map[string]any) (id string, status, tries int) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		var answer []byte
+		tries++
 		if status, answer = d.try(t, http.MethodPost, "/v1/operations", key, body); status != 0 && status < http.StatusInternalServerError && status != http.StatusTooManyRequests {
 			var op struct {
 				ID string `json:"id"`
@@ -104,10 +107,10 @@ func (d *Deployment) insist(t *testing.T, key string, body map[string]any) (id s
 			if err := json.Unmarshal(answer, &op); err != nil {
 				t.Errorf("%v in %s", err, answer)
 			}
-			return op.ID, status
+			return op.ID, status, tries
 		}
 	}
-	return "", status
+	return "", status, tries
 }
 
 // try makes one call.
