@@ -59,7 +59,7 @@ func (e *Engine) follow(ctx context.Context, reader string, linger time.Duration
 		changes, next, err := e.ledger.Changes(ctx, at, feedBatch, time.Second)
 		if errors.Is(err, ledger.ErrPositionExpired) {
 			log.Warn("the feed's position has expired: going through all operations")
-			if err = e.Relay.Mend(ctx, time.Time{}); err == nil {
+			if _, err = e.Relay.Mend(ctx, time.Time{}, ""); err == nil {
 				at = ""
 				continue
 			}

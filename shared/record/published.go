@@ -121,6 +121,16 @@ func (st *Store) Position(ctx context.Context, reader string) (string, error) {
 	return p.Position, err
 }
 
+// ForgetPositions drops how far readers were that have come to their end, at most
+// ledger.MaxWrites.
+func (st *Store) ForgetPositions(ctx context.Context, readers ...string) error {
+	ws := make([]ledger.Write, len(readers))
+	for i, r := range readers {
+		ws[i] = ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: FeedKey(r)}}
+	}
+	return st.Ledger.Commit(ctx, ws...)
+}
+
 // SavePosition keeps how far a reader of the feed is.
 func (st *Store) SavePosition(ctx context.Context, reader, at string) error {
 	return st.Ledger.Commit(ctx, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: FeedKey(reader), Data: Encode(position{at})}})

@@ -18,8 +18,11 @@ const busBehindFor = 30 * time.Second
 // Mend publishes and dispatches whatever fell behind among the operations that
 // were created since then (the zero time: all), ended ones too: some records of
 // the feed were never seen. Nothing that is up to date is written.
-func (r *Relay) Mend(ctx context.Context, since time.Time) error {
-	q := ledger.Query{Index: ledger.List, PK: record.ListOperations, Limit: 200}
+//
+// It goes on behind the place at which an earlier call stopped ("": it begins).
+// With an error it returns the place up to which all is done.
+func (r *Relay) Mend(ctx context.Context, since time.Time, after string) (stopped string, err error) {
+	q := ledger.Query{Index: ledger.List, PK: record.ListOperations, Limit: 200, After: after}
 	if !since.IsZero() {
 		q.From = record.TimeSort(since, "")
 	}
@@ -35,18 +38,20 @@ func (r *Relay) Mend(ctx context.Context, since time.Time) error {
 // MendLive publishes whatever fell behind among the operations that have not
 // ended. What is to be dispatched the due index tells of.
 func (r *Relay) MendLive(ctx context.Context) error {
-	return r.walk(ctx, ledger.Query{Index: ledger.Live, PK: record.ListOperations, Limit: 200}, func(ids []string) error {
+	_, err := r.walk(ctx, ledger.Query{Index: ledger.Live, PK: record.ListOperations, Limit: 200}, func(ids []string) error {
 		_, _, err := r.publishAll(ctx, ids, nil)
 		return err
 	})
+	return err
 }
 
-// walk goes through a list of operations, a page at a time.
-func (r *Relay) walk(ctx context.Context, q ledger.Query, do func(ids []string) error) error {
+// walk goes through a list of operations, a page at a time. With an error it
+// returns the place of the page that it is about.
+func (r *Relay) walk(ctx context.Context, q ledger.Query, do func(ids []string) error) (stopped string, err error) {
 	for {
 		p, err := r.Store.Ledger.Query(ctx, q)
 		if err != nil {
-			return fmt.Errorf("list operations: %w", err)
+			return q.After, fmt.Errorf("list operations: %w", err)
 		}
 		ids := make([]string, 0, len(p.Items))
 		for _, it := range p.Items {
@@ -55,10 +60,10 @@ func (r *Relay) walk(ctx context.Context, q ledger.Query, do func(ids []string) 
 			}
 		}
 		if err := do(ids); err != nil {
-			return err
+			return q.After, err
 		}
 		if p.Next == "" {
-			return nil
+			return "", nil
 		}
 		q.After = p.Next
 	}

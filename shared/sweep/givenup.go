@@ -1,7 +1,9 @@
 package sweep
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -25,7 +27,8 @@ const (
 // keeps each notice as a dead letter and has relay go through every operation
 // that they can have been about: what they told is dispatched and published
 // after all. It returns how many notices it dealt with; a notice stays until all
-// of that is done.
+// of that is done. That may take longer than one look has: the next goes on where
+// it stopped, before it begins with what was given up since.
 func (s *Sweep) GivenUp(ctx context.Context, q queue.Receiver) (int, error) {
 	ms, err := q.Receive(ctx, GivenUpQueue, queue.MaxBatch, 0, givenUpHeld)
 	if err != nil {
@@ -34,21 +37,53 @@ func (s *Sweep) GivenUp(ctx context.Context, q queue.Receiver) (int, error) {
 	if len(ms) == 0 {
 		return 0, nil
 	}
+	ms, place, err := s.begun(ctx, ms)
+	if err != nil {
+		return 0, err
+	}
 	now := s.Store.Now()
 	s.Logger.ErrorContext(ctx, "records of the change feed were given up: going through the operations", "notices", len(ms))
-	receipts := make([]string, len(ms))
+	receipts, walks := make([]string, len(ms)), make([]string, len(ms))
 	for i, m := range ms {
-		receipts[i] = m.Receipt
+		receipts[i], walks[i] = m.Receipt, walkFor(m)
 		l := queue.DeadLetter{ID: m.ID, Queue: GivenUpQueue, Body: m.Body, Reason: "records of the change feed were given up", At: now}
 		if err := Keep(ctx, s.Store, l); err != nil {
 			return 0, fmt.Errorf("keep a notice of records given up: %w", err)
 		}
 	}
-	if err := s.Relay.Mend(ctx, now.Add(-mendSince)); err != nil {
-		return 0, fmt.Errorf("mend what given up records told of: %w", err)
+	if stopped, err := s.Relay.Mend(ctx, now.Add(-mendSince), place); err != nil {
+		err = fmt.Errorf("mend what given up records told of: %w", err)
+		for _, w := range walks {
+			err = errors.Join(err, s.Store.SavePosition(context.WithoutCancel(ctx), w, stopped))
+		}
+		return 0, err
+	}
+	if place != "" {
+		if err := s.Store.ForgetPositions(ctx, walks...); err != nil {
+			return 0, fmt.Errorf("forget where mending stopped: %w", err)
+		}
 	}
 	if err := q.Delete(ctx, GivenUpQueue, receipts...); err != nil {
 		return 0, fmt.Errorf("delete notices of records given up: %w", err)
 	}
 	return len(ms), nil
+}
+
+// walkFor names the walk through the operations that a notice asks for.
+func walkFor(m queue.Message) string { return GivenUpQueue + "#" + m.ID }
+
+// begun picks the notices whose walk began in an earlier look, and the place at
+// which it stopped; when there are none, all, and the beginning. What is left out
+// comes again: the part that was walked does not count for it.
+func (s *Sweep) begun(ctx context.Context, ms []queue.Message) (of []queue.Message, place string, err error) {
+	at := map[string][]queue.Message{}
+	for _, m := range ms {
+		p, err := s.Store.Position(ctx, walkFor(m))
+		if err != nil {
+			return nil, "", fmt.Errorf("read where mending stopped: %w", err)
+		}
+		at[p] = append(at[p], m)
+		place = cmp.Or(place, p)
+	}
+	return at[place], place, nil
 }

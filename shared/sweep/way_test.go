@@ -365,7 +365,8 @@ func TestLostRecord(t *testing.T) {
 	// Everything lost at once: Mend goes through all operations.
 	as := a.granted(op)
 	a.told(success(as, 1, 2))
-	p.no(p.relay.Mend(context.Background(), time.Time{}))
+	_, err = p.relay.Mend(context.Background(), time.Time{}, "")
+	p.no(err)
 	if got := types(p.events(op)); got != "pending dispatched running succeeded" {
 		t.Errorf("stream: %s", got)
 	}
