@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
@@ -27,59 +28,102 @@ type Policy struct {
 // month of events, a week of silence.
 var Default = Policy{Operations: 180 * 24 * time.Hour, Events: 30 * 24 * time.Hour, Agents: 7 * 24 * time.Hour}
 
+// parallel bounds how many operations are deleted at once.
+const parallel = 16
+
 // Pass deletes what is past its age and moves the mark where history begins.
-// What it could not finish it finishes the next time.
+// What it could not finish it finishes the next time. Operations come last: they
+// take longest, and where there are more of them than a pass has time for, agents
+// and events must not wait for the last one.
 func Pass(ctx context.Context, st *record.Store, p Policy) (deleted int, err error) {
 	now := st.Now().UTC()
-	before := now.Add(-p.Operations)
+	errs := fleetAndEvents(ctx, st, p.Agents, now.Add(-p.Events))
+	deleted, err = operations(ctx, st, now.Add(-p.Operations))
+	return deleted, errors.Join(errs, err)
+}
+
+// fleetAndEvents deletes agents and events. A cluster that fails leaves the
+// others alone.
+func fleetAndEvents(ctx context.Context, st *record.Store, silentFor time.Duration, before time.Time) error {
+	clusters, err := st.Clusters(ctx)
+	if err != nil {
+		return err
+	}
+	var errs error
+	names := []string{event.StreamOf("")}
+	for _, c := range clusters {
+		if err := removeAgents(ctx, st, c.ID, silentFor); err != nil {
+			errs = errors.Join(errs, fmt.Errorf("remove agents of cluster %s: %w", c.ID, err))
+		}
+		names = append(names, event.StreamOf(c.ID))
+	}
+	for _, name := range names {
+		if _, _, err := event.Trim(ctx, st.Ledger, name, before); err != nil {
+			errs = errors.Join(errs, err)
+		}
+	}
+	return errs
+}
+
+// operations deletes those that ended before the time.
+func operations(ctx context.Context, st *record.Store, before time.Time) (deleted int, err error) {
 	q := ledger.Query{Index: ledger.List, PK: record.ListOperations, To: record.TimeSort(before, ""), Limit: 100}
+	marked := false
 	for {
 		page, err := st.Ledger.Query(ctx, q)
 		if err != nil {
 			return deleted, fmt.Errorf("list old operations: %w", err)
 		}
+		var ids []string
 		for _, it := range page.Items {
-			id := record.OperationOf(it.Key)
 			s, err := record.Decode[operation.State](it)
 			if err != nil {
 				return deleted, err
 			}
-			if id == "" || s.FinishedAt == nil || s.FinishedAt.After(before) {
-				continue
-			}
-			if deleted == 0 { // the mark first: a list never claims more than it has
-				if err := st.SetHistoryBegins(ctx, before); err != nil {
-					return deleted, err
-				}
-			}
-			err = st.DeleteOperation(ctx, id)
-			switch {
-			case err == nil:
-				deleted++
-			case !errors.Is(err, ledger.ErrConflict) && !errors.Is(err, ledger.ErrNotFound): // else it was retried, or another pass was faster
-				return deleted, err
+			if id := record.OperationOf(it.Key); id != "" && s.FinishedAt != nil && !s.FinishedAt.After(before) {
+				ids = append(ids, id)
 			}
 		}
+		if len(ids) > 0 && !marked { // the mark first: a list never claims more than it has
+			if err := st.SetHistoryBegins(ctx, before); err != nil {
+				return deleted, err
+			}
+			marked = true
+		}
+		n, err := deleteAll(ctx, st, ids)
+		if deleted += n; err != nil {
+			return deleted, err
+		}
 		if page.Next == "" {
-			break
+			return deleted, nil
 		}
 		q.After = page.Next
 	}
-	clusters, err := st.Clusters(ctx)
-	if err != nil {
-		return deleted, err
+}
+
+// deleteAll deletes the operations, some at once, and counts them. It returns the
+// first error; what another pass or a retry was faster with is none.
+func deleteAll(ctx context.Context, st *record.Store, ids []string) (deleted int, err error) {
+	var (
+		mu sync.Mutex
+		wg sync.WaitGroup
+	)
+	slots := make(chan struct{}, parallel)
+	for _, id := range ids {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			e := st.DeleteOperation(ctx, id)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case e == nil:
+				deleted++
+			case err == nil && !errors.Is(e, ledger.ErrConflict) && !errors.Is(e, ledger.ErrNotFound):
+				err = e
+			}
+		})
 	}
-	names := []string{event.StreamOf("")}
-	for _, c := range clusters {
-		if err := removeAgents(ctx, st, c.ID, p.Agents); err != nil {
-			return deleted, fmt.Errorf("remove agents of cluster %s: %w", c.ID, err)
-		}
-		names = append(names, event.StreamOf(c.ID))
-	}
-	for _, name := range names {
-		if _, _, err := event.Trim(ctx, st.Ledger, name, now.Add(-p.Events)); err != nil {
-			return deleted, fmt.Errorf("trim stream %s: %w", name, err)
-		}
-	}
-	return deleted, nil
+	wg.Wait()
+	return deleted, err
 }

@@ -187,6 +187,34 @@ func TestCutShort(t *testing.T) {
 	}
 }
 
+// TestEventsDoNotWaitForOperations: a pass that runs out of time among more old
+// operations than it can delete has trimmed the streams all the same.
+func TestEventsDoNotWaitForOperations(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	e, err := event.New("node.ready", "", event.Subject{Kind: "node", ID: "nod_1"}, b.clock, operation.Plane, nil, "x")
+	b.no(err)
+	_, err = event.Append(ctx, b.store.Ledger, event.PlaneStream, []event.Event{e}, nil)
+	b.no(err)
+	op := b.make(1)
+	b.apply(op, failed)
+	b.clock = t0.Add(100 * day)
+	b.tap.before = func(ws []ledger.Write) {
+		if strings.HasPrefix(ws[0].Item.PK, record.OperationPK("")) {
+			cancel() // time runs out
+		}
+	}
+	policy := retention.Policy{Operations: 30 * day, Events: 90 * day}
+	if _, err := retention.Pass(ctx, b.store, policy); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if head, _, err := event.LoadHead(context.Background(), b.store.Ledger, event.PlaneStream); err != nil || head.Low != 2 || !b.there(op) {
+		t.Errorf("head %+v, %v, the operation is there: %v", head, err, b.there(op))
+	}
+}
+
 // TestRetriedMeanwhile: an operation that is run again while it is being deleted
 // keeps its history.
 func TestRetriedMeanwhile(t *testing.T) {
