@@ -69,7 +69,12 @@ func (st *Store) StateWrites(s *operation.State, version int64, entries []operat
 	default:
 		s.Tail, move = nil, all
 	}
-	ws := []ledger.Write{{Item: st.StateItem(s), Expect: version, Feed: len(entries) > 0}}
+	item := st.StateItem(s)
+	if len(item.Data) > ledger.MaxItemBytes && len(s.Tail) > 0 { // there is no room for them
+		s.Tail, move = nil, append(move[:len(move):len(move)], s.Tail...)
+		item = st.StateItem(s)
+	}
+	ws := []ledger.Write{{Item: item, Expect: version, Feed: len(entries) > 0}}
 	for len(move) > 0 {
 		n := fit(move, runBytes)
 		ws = append(ws, ledger.Write{Item: ledger.Item{Key: journalKey(s.ID, move[0].Seq), Data: Encode(journalRun{move[:n]})}})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -163,5 +164,72 @@ func TestAnotherWritersStateCounts(t *testing.T) {
 	}
 	if err := operation.VerifyChain(entries, op.State.Journal); err != nil {
 		t.Error(err)
+	}
+}
+
+// A journal never makes a state too large for its item: where there is no room
+// for its newest entries, they lie beside it like the others.
+func TestTailLeavesRoomForTheState(t *testing.T) {
+	t.Parallel()
+	l := openLedger(t)
+	st := newStore(l)
+	opID := admit(t, st)
+	update(t, st, opID, operation.Dispatch{})
+	for n := range 3 {
+		op, err := st.Load(t.Context(), opID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, entries, err := operation.Apply(&op.Spec, op.State, operation.Wait{Waiting: &operation.Waiting{Code: fmt.Sprint("code ", n), Since: st.Now()}}, st.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		next.Result = &operation.Result{}
+		bare := next
+		bare.Tail = nil
+		room := ledger.MaxItemBytes - len(record.Encode(bare)) - len(`,"details":""`) - 100 // for DueAt, which is there or not
+		next.Result.Details = []byte(`"` + strings.Repeat("x", room) + `"`)
+		if err := l.Commit(t.Context(), st.StateWrites(&next, op.Version, entries)...); err != nil {
+			t.Fatal(err)
+		}
+		if op, err = newStore(l).Load(t.Context(), opID); err != nil {
+			t.Fatal(err)
+		}
+		journal, err := newStore(l).Journal(t.Context(), opID, 1, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := operation.VerifyChain(journal, op.State.Journal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A renewal, which brings no entry, can be what no room is left for.
+	op, err := newStore(l).Load(t.Context(), opID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	op.State.Result.Details = []byte(`""`)
+	next, entries, err := operation.Apply(&op.Spec, op.State, operation.Wait{}, st.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Commit(t.Context(), st.StateWrites(&next, op.Version, entries)...); err != nil {
+		t.Fatal(err)
+	}
+	if len(next.Tail) == 0 {
+		t.Fatal("nothing rides in a small state")
+	}
+	bare := next
+	bare.Tail = nil
+	next.Result.Details = []byte(`"` + strings.Repeat("x", ledger.MaxItemBytes-len(record.Encode(bare))) + `"`)
+	if err := l.Commit(t.Context(), st.StateWrites(&next, op.Version+1, nil)...); err != nil {
+		t.Fatal(err)
+	}
+	journal, err := newStore(l).Journal(t.Context(), opID, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := operation.VerifyChain(journal, next.Journal); err != nil {
+		t.Fatal(err)
 	}
 }
