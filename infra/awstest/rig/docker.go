@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -118,7 +119,10 @@ func (r *Rig) BaseImage(ctx context.Context, endpoint string) (string, error) {
 	if err := r.run(ctx, nil, "tar", "-C", root, "-c", "-f", tar, "."); err != nil {
 		return "", fmt.Errorf("make base image: %w", err)
 	}
-	image := "opsplane-awstest:" + filepath.Base(r.state)
+	// SAM names the image that it makes of this one by the repository alone, and
+	// takes one that is there: so the repository is of this run.
+	image := filepath.Base(r.state) + ":base"
+	r.atClose(func() { r.removeImages(filepath.Base(r.state)) })
 	if err := r.run(ctx, nil, "docker", "import", "--change", "ENV AWS_ENDPOINT_URL="+endpoint, tar, image); err != nil {
 		return "", fmt.Errorf("make base image: %w", err)
 	}
@@ -167,4 +171,27 @@ func pipe(ctx context.Context, in net.Conn, addr string) {
 		_ = out.Close()
 	}()
 	_, _ = io.Copy(in, out)
+}
+
+// removeImages removes the images of a repository, with the containers that still
+// run on them. What cannot be removed is left: nothing finds it by name again.
+func (r *Rig) removeImages(repository string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	list := func(args ...string) []string {
+		out, err := exec.CommandContext(ctx, "docker", args...).Output()
+		if err != nil {
+			return nil
+		}
+		return strings.Fields(string(out))
+	}
+	images := list("images", "--quiet", "--filter", "reference="+repository)
+	for _, image := range images {
+		if left := list("ps", "--all", "--quiet", "--filter", "ancestor="+image); len(left) > 0 {
+			list(append([]string{"rm", "--force"}, left...)...)
+		}
+	}
+	if len(images) > 0 {
+		list(append([]string{"rmi", "--force"}, images...)...)
+	}
 }

@@ -54,6 +54,7 @@ func (r *Rig) start(name, dir string, env []string, argv ...string) (*child, err
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.children = append(r.children, c)
+	r.closing = append(r.closing, c.stop)
 	return c, nil
 }
 

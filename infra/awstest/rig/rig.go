@@ -37,8 +37,9 @@ type Rig struct {
 	root  string    // the repository
 	out   io.Writer // progress
 
-	mu       sync.Mutex // of children
+	mu       sync.Mutex // of what follows
 	children []*child
+	closing  []func()   // what Close does, the last first
 	installs sync.Mutex // one tool is installed at a time
 }
 
@@ -67,10 +68,18 @@ func (r *Rig) State() string { return r.state }
 
 // Close ends what was started, the last first, and removes the state folder.
 func (r *Rig) Close() error {
-	for _, c := range slices.Backward(r.children) {
-		c.stop()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, stop := range slices.Backward(r.closing) {
+		stop()
 	}
 	return os.RemoveAll(r.state)
+}
+
+func (r *Rig) atClose(do func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closing = append(r.closing, do)
 }
 
 // Say prints a line of progress.

@@ -46,7 +46,7 @@ func (r *Rig) SAMLocal(ctx context.Context, d *Docker, s Stack) (string, error) 
 		return "", err
 	}
 	arch, _ := architecture()
-	c, err := r.start("sam-local", r.root, Environment(s.Endpoint), r.bin(sam, "sam"), "local", "start-api",
+	c, err := r.start("sam-local", r.root, append(Environment(s.Endpoint), "TMPDIR="+r.state), r.bin(sam, "sam"), "local", "start-api",
 		"--template", template, "--parameter-overrides", "Architecture="+arch,
 		"--skip-pull-image", "--invoke-image", image, "--warm-containers", "LAZY",
 		"--env-vars", file, "--host", "127.0.0.1", "--port", strconv.Itoa(port))
