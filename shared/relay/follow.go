@@ -13,13 +13,32 @@ import (
 
 // Follow does with a batch of records what DispatchFeed and PublishFeed do one
 // after the other, at fewer reads, for an engine that bills them: each operation
-// is looked at once. A record that tells of
-// no more than what this process has dealt with is passed over: relay's own
-// dispatch comes back as one.
+// is looked at once. A record that tells of no more than what this process has
+// dealt with is passed over: relay's own dispatch comes back as one. An operation
+// that cannot be read is told and passed over too, so that the others go on.
 //
 // With an error (the ledger is unavailable or lost an answer, or ctx has ended) it returns the
 // records that must come again; the others are dealt with.
 func (r *Relay) Follow(ctx context.Context, changes []ledger.Change) (again []ledger.Change, err error) {
+	again, err = r.follow(ctx, changes)
+	if err == nil || stops(ctx, err) {
+		return again, err
+	}
+	ids := Operations(again)
+	for i, id := range ids { // to find out whose fault it is
+		_, err := r.follow(ctx, about(again, []string{id}))
+		if stops(ctx, err) {
+			return about(again, ids[i:]), err
+		}
+		if err != nil {
+			r.Logger.ErrorContext(ctx, "an operation cannot be read", "operation", id, "err", err)
+		}
+	}
+	return nil, nil
+}
+
+// follow is Follow, where an operation that cannot be read fails all.
+func (r *Relay) follow(ctx context.Context, changes []ledger.Change) (again []ledger.Change, err error) {
 	newest := map[string]int64{}
 	for _, c := range changes {
 		if id := record.OperationOf(c.Key); id != "" {

@@ -428,3 +428,28 @@ func TestStreamPoison(t *testing.T) {
 		t.Errorf("stream: %q", p.transitions(bad))
 	}
 }
+
+// TestStreamUnreadableItem: an operation of which an item cannot be read, as of a
+// newer version that was taken back, holds up none of the others.
+func TestStreamUnreadableItem(t *testing.T) {
+	t.Parallel()
+	for _, sk := range []string{"state", "spec", "pub"} {
+		t.Run(sk, func(t *testing.T) {
+			t.Parallel()
+			p := setup(t)
+			bad, good := p.drain(0), p.drain(1)
+			records := p.stream()
+			key := ledger.Key{PK: record.OperationPK(bad), SK: sk}
+			p.no(p.db.Commit(t.Context(), ledger.Write{Item: ledger.Item{Key: key, Data: []byte(`[1]`)}, Expect: ledger.AnyVersion}))
+			p.fresh()
+			out, err := invoke(t.Context(), p.relayFunction().Handle, worker.StreamEvent{Records: records})
+			if err != nil || out != none {
+				t.Fatalf("answer %s, %v", out, err)
+			}
+			p.settle()
+			if p.want(good, operation.Dispatched); p.transitions(good) != way || p.transitions(bad) != "" {
+				t.Errorf("streams: %q, %q", p.transitions(good), p.transitions(bad))
+			}
+		})
+	}
+}
