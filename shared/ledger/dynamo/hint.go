@@ -144,13 +144,13 @@ func pageOf(n, runs int) int32 {
 }
 
 // items reads the items of hints, in their order, and leaves out those for
-// which stands is false.
-func (db *DB) items(ctx context.Context, hints []hint, stands func(ledger.Item, hint) bool) ([]ledger.Item, []hint, error) {
+// which stands is false. unreadable is getMany's.
+func (db *DB) items(ctx context.Context, hints []hint, stands func(ledger.Item, hint) bool, unreadable func(error)) ([]ledger.Item, []hint, error) {
 	keys := make([]ledger.Key, len(hints))
 	for i, h := range hints {
 		keys[i] = h.key
 	}
-	found, err := db.getMany(ctx, keys)
+	found, err := db.getMany(ctx, keys, unreadable)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -43,7 +43,7 @@ func (db *DB) queryIndex(ctx context.Context, q ledger.Query, after string) (led
 		if hints[0].sort == after { // the span begins with it
 			hints = hints[1:]
 		}
-		items, at, err := db.items(ctx, hints, stands)
+		items, at, err := db.items(ctx, hints, stands, nil)
 		if err != nil {
 			return page, err
 		}
@@ -67,7 +67,8 @@ func (db *DB) queryIndex(ctx context.Context, q ledger.Query, after string) (led
 
 // Due implements ledger.Reader. The due index is spread over parts by the hash
 // of an item's key, each in the order of time; their heads are merged
-// (infra/decisions/0004-due-by-hash.md).
+// (infra/decisions/0004-due-by-hash.md). An item that cannot be read is told in
+// the log and left out: the deadlines of all others hang on the rest.
 func (db *DB) Due(ctx context.Context, until time.Time, limit int) ([]ledger.Item, error) {
 	if limit < 0 || limit > ledger.MaxPage {
 		return nil, fmt.Errorf("%w: due limit %d: it is 0 to %d", ledger.ErrInvalid, limit, ledger.MaxPage)
@@ -81,6 +82,7 @@ func (db *DB) Due(ctx context.Context, until time.Time, limit int) ([]ledger.Ite
 			page: pageOf(limit, db.shards)})
 	}
 	stands := func(it ledger.Item, h hint) bool { return !it.Due.IsZero() && storedTime(it.Due) == h.sort }
+	unreadable := func(err error) { db.log.ErrorContext(ctx, "a due item cannot be read", "err", err) }
 	var due []ledger.Item
 	for len(due) < limit {
 		hints, err := m.take(ctx, db, min(limit-len(due), ledger.MaxWrites))
@@ -90,7 +92,7 @@ func (db *DB) Due(ctx context.Context, until time.Time, limit int) ([]ledger.Ite
 		if len(hints) == 0 {
 			break
 		}
-		items, _, err := db.items(ctx, hints, stands)
+		items, _, err := db.items(ctx, hints, stands, unreadable)
 		if err != nil {
 			return nil, fmt.Errorf("read due items: %w", err)
 		}

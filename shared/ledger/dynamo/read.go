@@ -47,7 +47,7 @@ func (db *DB) GetMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledg
 	if len(ks) > ledger.MaxWrites {
 		return nil, fmt.Errorf("%w: get of %d items, the limit is %d", ledger.ErrInvalid, len(ks), ledger.MaxWrites)
 	}
-	found, err := db.getMany(ctx, ks)
+	found, err := db.getMany(ctx, ks, nil)
 	if err != nil {
 		return nil, fmt.Errorf("get %d items: %w", len(ks), err)
 	}
@@ -59,8 +59,9 @@ func (db *DB) GetMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledg
 const maxUnprocessed = 8
 
 // getMany reads up to 100 items, which is also BatchGetItem's limit; what it
-// leaves over, past 16 MB or throttled, is asked for again.
-func (db *DB) getMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledger.Item, error) {
+// leaves over, past 16 MB or throttled, is asked for again. An item that cannot be
+// read is told to unreadable and left out; when that is nil, it fails all.
+func (db *DB) getMany(ctx context.Context, ks []ledger.Key, unreadable func(error)) (map[ledger.Key]ledger.Item, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -90,10 +91,14 @@ func (db *DB) getMany(ctx context.Context, ks []ledger.Key) (map[ledger.Key]ledg
 				continue
 			}
 			it, err := decodeItem(a)
-			if err != nil {
+			switch {
+			case err == nil:
+				found[it.Key] = it
+			case unreadable == nil:
 				return nil, err
+			default:
+				unreadable(err)
 			}
-			found[it.Key] = it
 		}
 		left := out.UnprocessedKeys[db.table].Keys
 		if len(left) == 0 {
