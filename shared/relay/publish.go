@@ -162,8 +162,9 @@ func position(it ledger.Item) (busPosition, int64, error) {
 
 // PublishBus puts a stream's events on the bus, from the first that is not
 // there. The position moves after the bus has taken them: delivery is at least
-// once, and the event's id tells repeats. Where two publish at once, the slower
-// goes on from where the faster is.
+// once, and the event's id tells repeats. One that the bus will never take, unlike
+// those behind it, is told and passed over: it must not hold them up. Where two publish at once,
+// the slower goes on from where the faster is.
 func (r *Relay) PublishBus(ctx context.Context, stream string) error {
 	if r.Bus == nil {
 		return nil
@@ -203,16 +204,43 @@ func (r *Relay) publishBus(ctx context.Context, stream string) error {
 			}
 			ms[i] = bus.Message{ID: e.ID, Type: e.Type, Time: e.Timestamp, Detail: detail}
 		}
-		if err := r.Bus.Publish(ctx, ms...); err != nil {
-			return fmt.Errorf("publish to the bus: %w", err)
+		taken, perr := r.put(ctx, stream, ms)
+		if taken == 0 {
+			return perr
 		}
-		pos.Next = evs[len(evs)-1].Sequence + 1
+		pos.Next = evs[taken-1].Sequence + 1
 		err = r.Store.Ledger.Commit(ctx, ledger.Write{Expect: version, Item: ledger.Item{Key: key, Data: record.Encode(pos)}})
 		if err != nil {
-			return fmt.Errorf("keep bus position: %w", err)
+			return errors.Join(perr, fmt.Errorf("keep bus position: %w", err))
+		}
+		if perr != nil {
+			return perr
 		}
 		version++
 	}
+}
+
+// put puts events on the bus and returns how many of the first are done with:
+// they are on it, or will never be.
+func (r *Relay) put(ctx context.Context, stream string, ms []bus.Message) (int, error) {
+	err := r.Bus.Publish(ctx, ms...)
+	if err == nil {
+		return len(ms), nil
+	}
+	err = fmt.Errorf("publish to the bus: %w", err)
+	partial, ok := errors.AsType[*bus.PartialError](err)
+	if !ok {
+		return 0, err
+	}
+	first := partial.Failed[0] // whose error it names
+	own := errors.Is(partial.Err, bus.ErrInvalid) || errors.Is(partial.Err, bus.ErrTooLarge)
+	// That the bus took one behind it tells that the fault is the event's own: a
+	// bus that is named wrong says the same of all.
+	if own && len(ms)-first > len(partial.Failed) {
+		r.Logger.ErrorContext(ctx, "the bus takes an event under no circumstances", "stream", stream, "event", ms[first].ID, "err", partial.Err)
+		return first + 1, nil
+	}
+	return first, err
 }
 
 // attended tells whether someone may hear the bus.
