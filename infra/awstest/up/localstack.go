@@ -49,5 +49,5 @@ func runOnLocalStack(ctx context.Context, r *rig.Rig, root, endpoint string) err
 	if err := goTest(ctx, root, env, "-timeout", "10m", "-run", "TestInContainers|TestUsersRule", "./infra/awstest"); err != nil {
 		return err
 	}
-	return goTest(ctx, root, env, "-p", "1", "-timeout", "20m", "-run", "Conformance", "./shared/ledger/dynamo", "./shared/queue/sqs", "./shared/bus/eventbridge")
+	return goTest(ctx, root, env, "-p", "1", "-timeout", "20m", "-run", "Conformance|TestLedger", "./shared/ledger/dynamo", "./shared/queue/sqs", "./shared/bus/eventbridge")
 }
