@@ -60,13 +60,13 @@ func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Hea
 	}
 	now := s.Store.Now().UTC()
 	agent, arrived, err := s.seen(ctx, cluster, hb, now)
-	if err != nil {
-		return protocol.HeartbeatAnswer{}, err
-	}
 	if arrived && s.Reoffer != nil {
 		if err := s.Reoffer(ctx, cluster); err != nil {
 			s.Logger.Warn("could not ring for what waited", "cluster", cluster, "err", err)
 		}
+	}
+	if err != nil {
+		return protocol.HeartbeatAnswer{}, err
 	}
 	answer := protocol.HeartbeatAnswer{AgentID: agent.ID, Cluster: cluster, ServerTime: s.Store.Now().UTC(),
 		LeaseMS: s.Store.Timing.Lease.Milliseconds(), CallDeadlineMS: s.Store.Timing.CallDeadline.Milliseconds(), HeartbeatMS: heartbeatMS(s.Store.Timing),
@@ -80,7 +80,9 @@ func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Hea
 	return answer, err
 }
 
-// seen writes the agent's record; arrived tells that it was not online before.
+// seen writes the agent's record; arrived tells that it was not online before. So
+// it does with an error too, when the record may have been written: the agent's
+// next heartbeat would not tell.
 func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbeat, now time.Time) (fleet.Agent, bool, error) {
 	agentID := fleet.AgentID(cluster, hb.Name)
 	for try := 0; ; try++ {
@@ -112,7 +114,7 @@ func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbea
 			return a, arrived && !hb.Stopping, nil
 		}
 		if !errors.Is(err, ledger.ErrConflict) || try > 5 {
-			return a, false, fmt.Errorf("keep agent: %w", err)
+			return a, arrived && !hb.Stopping && errors.Is(err, ledger.ErrUnknown), fmt.Errorf("keep agent: %w", err)
 		}
 	}
 }

@@ -2,11 +2,14 @@ package agentapi
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/ledger/sqlite"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -57,5 +60,46 @@ func TestCadence(t *testing.T) {
 				t.Error("nobody reports once the reporter is silent")
 			}
 		})
+	}
+}
+
+// unsure is a ledger that applies its next commit and loses the answer.
+type unsure struct {
+	ledger.Ledger
+	lose bool
+}
+
+func (l *unsure) Commit(ctx context.Context, ws ...ledger.Write) error {
+	err := l.Ledger.Commit(ctx, ws...)
+	if err == nil && l.lose {
+		l.lose = false
+		err = fmt.Errorf("commit: %w", ledger.ErrUnknown)
+	}
+	return err
+}
+
+// TestArrivalWhoseAnswerIsLost: an agent that may have arrived is offered what
+// waited: its next heartbeat is no arrival any more.
+func TestArrivalWhoseAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	l := &unsure{Ledger: db, lose: true}
+	offered := 0
+	s := &Service{Store: &record.Store{Ledger: l, Now: time.Now, Timing: operation.AWS}, Logger: slog.New(slog.DiscardHandler),
+		Reoffer: func(context.Context, string) error { offered++; return nil }}
+	beat := protocol.Heartbeat{Name: "a", Boot: "b"}
+	if _, err := s.Heartbeat(t.Context(), "clu_1", beat); !errors.Is(err, ledger.ErrUnknown) {
+		t.Fatalf("got %v", err)
+	}
+	if _, err := s.Heartbeat(t.Context(), "clu_1", beat); err != nil || offered != 1 {
+		t.Errorf("offered %d times, %v", offered, err)
+	}
+	l.lose = true
+	if _, err := s.Heartbeat(t.Context(), "clu_1", beat); !errors.Is(err, ledger.ErrUnknown) || offered != 1 {
+		t.Errorf("one that had arrived long ago: offered %d times, %v", offered, err)
 	}
 }
