@@ -94,7 +94,7 @@ func (s *Service) claim(ctx context.Context, agent fleet.Agent, c protocol.Claim
 	default:
 		res.Result, res.RetryMS, res.Detail = protocol.ClaimRetry, 1000, "the plane cannot take the claim now"
 		if err != nil {
-			s.Logger.Warn("claim failed", "operation", c.Operation, "err", err)
+			s.Logger.WarnContext(ctx, "claim failed", "operation", c.Operation, "err", err)
 		}
 	}
 	return res

@@ -62,7 +62,7 @@ func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Hea
 	agent, arrived, err := s.seen(ctx, cluster, hb, now)
 	if arrived && s.Reoffer != nil {
 		if err := s.Reoffer(ctx, cluster); err != nil {
-			s.Logger.Warn("could not ring for what waited", "cluster", cluster, "err", err)
+			s.Logger.WarnContext(ctx, "could not ring for what waited", "cluster", cluster, "err", err)
 		}
 	}
 	if err != nil {

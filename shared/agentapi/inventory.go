@@ -50,7 +50,7 @@ func (s *Service) Inventory(ctx context.Context, cluster string, req protocol.In
 	}
 	objects, refused := fleet.Objects(cluster, inv, s.Store.Now().UTC())
 	if len(refused) > 0 {
-		s.Logger.Warn("objects of an inventory refused", "cluster", cluster, "agent", agent.ID, "count", len(refused), "first", refused[0].Kind+"/"+refused[0].UID)
+		s.Logger.WarnContext(ctx, "objects of an inventory refused", "cluster", cluster, "agent", agent.ID, "count", len(refused), "first", refused[0].Kind+"/"+refused[0].UID)
 	}
 	if err := s.merge(ctx, objects); err != nil {
 		return protocol.InventoryAnswer{}, err
@@ -114,7 +114,7 @@ func (s *Service) endSnapshot(ctx context.Context, cluster string, req protocol.
 	for part := range req.Part + 1 {
 		it, err := s.Store.Ledger.Get(ctx, record.SnapshotKey(cluster, req.Snapshot, part))
 		if errors.Is(err, ledger.ErrNotFound) {
-			s.Logger.Warn("a full inventory lacks a part", "cluster", cluster, "part", part)
+			s.Logger.WarnContext(ctx, "a full inventory lacks a part", "cluster", cluster, "part", part)
 			return nil
 		}
 		if err != nil {

@@ -50,7 +50,7 @@ func (s *Service) renew(ctx context.Context, agent, cluster string, r protocol.R
 		res.ErrorCode = "lease_lost"
 	default:
 		res.ErrorCode = "unavailable"
-		s.Logger.Warn("renewal failed", "operation", r.Operation, "err", err)
+		s.Logger.WarnContext(ctx, "renewal failed", "operation", r.Operation, "err", err)
 	}
 	return res
 }

@@ -79,7 +79,7 @@ func (s *Service) report(ctx context.Context, agent, cluster string, r protocol.
 		res.ErrorCode, res.Detail = "invalid", err.Error()
 	default:
 		res.ErrorCode, res.Detail = "unavailable", "the plane cannot take the report now; send it again"
-		s.Logger.Warn("report failed", "operation", r.Operation, "err", err)
+		s.Logger.WarnContext(ctx, "report failed", "operation", r.Operation, "err", err)
 	}
 	return res
 }
@@ -110,7 +110,7 @@ func (s *Service) late(ctx context.Context, agent string, r protocol.Report) {
 		return operation.LateReport{Agent: agent, Generation: r.Generation, Detail: "late: " + short(r.Final.Outcome) + ": " + detail(r.Final.Message)}, nil, nil
 	})
 	if err != nil {
-		s.Logger.Warn("late report not kept", "operation", r.Operation, "err", err)
+		s.Logger.WarnContext(ctx, "late report not kept", "operation", r.Operation, "err", err)
 	}
 }
 

@@ -80,7 +80,7 @@ func (db *DB) settle(ctx context.Context, a *attempt) error {
 		case applied:
 			return nil
 		case refused:
-			again, err := db.weigh(a, out, doubt, began)
+			again, err := db.weigh(ctx, a, out, doubt, began)
 			if !again {
 				return err
 			}
@@ -125,13 +125,13 @@ func (db *DB) settle(ctx context.Context, a *attempt) error {
 
 // weigh says what failed conditions mean: nil when the commit itself had made
 // them fail, a conflict, or that it must be sent again in another form.
-func (db *DB) weigh(a *attempt, out outcome, doubt bool, began time.Time) (again bool, err error) {
+func (db *DB) weigh(ctx context.Context, a *attempt, out outcome, doubt bool, began time.Time) (again bool, err error) {
 	var conflict ledger.ConflictError
 	for i, old := range out.failed {
 		act := &a.writes[i]
 		if act.Kind == ledger.Put && a.wrote(old) {
 			db.counts.recovered.Add(1)
-			db.log.Info("ledger commit found applied after its answer was lost", slog.Int("writes", len(a.writes)))
+			db.log.InfoContext(ctx, "ledger commit found applied after its answer was lost", slog.Int("writes", len(a.writes)))
 			return false, nil // one of its writes is there, so all are
 		}
 		if act.Expect != ledger.AnyVersion {

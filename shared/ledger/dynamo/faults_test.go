@@ -268,7 +268,7 @@ func TestPastTheToken(t *testing.T) {
 		for i, item := range c.failed {
 			out.failed[i] = item(a)
 		}
-		if again, err := db.weigh(a, out, true, c.began); again || !errors.Is(err, c.want) {
+		if again, err := db.weigh(t.Context(), a, out, true, c.began); again || !errors.Is(err, c.want) {
 			t.Errorf("%s: got %v, %v, want %v", name, again, err, c.want)
 		}
 	}
