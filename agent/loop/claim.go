@@ -146,7 +146,8 @@ func checkAssignment(call *claimCall, as *protocol.Assignment) error {
 		return errors.New("no assignment")
 	case as.Operation != call.operation || !id.Valid(id.Operation, as.Operation):
 		return errors.New("another operation")
-	case as.Generation < 1 || as.LeaseMS <= 0:
+	// A lease that the deadline left nothing of ends at once, and is told.
+	case as.Generation < 1 || as.LeaseMS <= 0 && as.DeadlineMS > 0:
 		return errors.New("no generation or no lease")
 	}
 	for _, s := range as.Steps {

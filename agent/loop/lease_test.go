@@ -296,3 +296,25 @@ func TestKilledAtEveryBoundary(t *testing.T) {
 		}
 	}
 }
+
+// Claimed in the deadline's last moment, of which an assignment in milliseconds
+// may leave nothing: nothing is issued, and the end is told at once, not left to
+// the lease.
+func TestClaimedAtTheDeadline(t *testing.T) {
+	for _, left := range []time.Duration{time.Microsecond, 999 * time.Microsecond, time.Millisecond, 1500 * time.Microsecond} {
+		t.Run(left.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bench) {
+				b.exec.execute["preflight"] = func(ctx context.Context, task *executor.Task) executor.Outcome {
+					<-ctx.Done()
+					return executor.Outcome{Class: operation.OutcomeTransient, ErrorCode: "stopped", Detail: "stopped"}
+				}
+				b.start()
+				op := b.plane.submit("hair", left, drainPlan()...)
+				s := b.plane.ended(t, op, 2*time.Second)
+				if s.Phase != operation.TimedOut || len(b.world.effects) > 0 {
+					t.Fatalf("ended %s, issued %v", s.Phase, b.world.effects)
+				}
+			})
+		})
+	}
+}
