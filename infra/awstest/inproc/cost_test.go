@@ -49,6 +49,32 @@ func TestCost(t *testing.T) {
 	d.idling(t)
 }
 
+// BenchmarkRequests tells what operations ask of AWS: requests of each service,
+// DynamoDB's units, and the price of a million, so that a regression shows.
+func BenchmarkRequests(b *testing.B) {
+	const atOnce, together = 6, 60
+	d := Start(b, Options{Scenario: "testdata/cost.yaml", Cluster: "cost"})
+	targets := slices.DeleteFunc(d.targets(b, "/v1/deployments", 104), func(o object) bool { return strings.Contains(o.Name, "slow") })
+	d.settle(b)
+	for b.Loop() {
+		p := d.priced(b, "rolls", targets[:together], atOnce)
+		requests := map[string]int{}
+		for name, n := range d.Operations.Calls() {
+			service, _, _ := strings.Cut(name, " ")
+			requests[service] += n
+		}
+		for service, n := range requests {
+			b.ReportMetric(float64(n)/together, service+"-requests/op")
+		}
+		units := d.Operations.Units()
+		b.ReportMetric(units[bill.DynamoWrite]/together, "write-units/op")
+		b.ReportMetric(units[bill.DynamoRead]/together, "read-units/op")
+		b.ReportMetric(units[bill.HTTPRequest]/together, "HTTP-requests/op")
+		b.ReportMetric(units[bill.Invocation]/together, "invocations/op")
+		b.ReportMetric(p.usd, "US$/million")
+	}
+}
+
 // price is what a million of something cost.
 type price struct {
 	usd   float64
@@ -56,7 +82,7 @@ type price struct {
 }
 
 // priced runs operations on the targets and prices a million like them.
-func (d *Deployment) priced(t *testing.T, what string, targets []object, atOnce int) price {
+func (d *Deployment) priced(t testing.TB, what string, targets []object, atOnce int) price {
 	t.Helper()
 	d.Operations.Reset()
 	logged := d.LogBytes()
@@ -109,7 +135,7 @@ func table(out *strings.Builder, units map[bill.Kind]float64, n float64) price {
 }
 
 // told counts the journal entries and events of operations.
-func (d *Deployment) told(t *testing.T, ids []string) (entries, events float64) {
+func (d *Deployment) told(t testing.TB, ids []string) (entries, events float64) {
 	t.Helper()
 	for _, id := range ids {
 		js, err := d.Watch.Journal(context.Background(), id, 1, 0)
@@ -128,7 +154,7 @@ func (d *Deployment) told(t *testing.T, ids []string) (entries, events float64) 
 
 // running prices what each minute of a running operation adds: renewals, and the
 // sweep's looks at its lease.
-func (d *Deployment) running(t *testing.T, targets []object) {
+func (d *Deployment) running(t testing.TB, targets []object) {
 	t.Helper()
 	const watched = 30 * time.Second
 	for _, target := range targets {
@@ -147,7 +173,7 @@ func (d *Deployment) running(t *testing.T, targets []object) {
 
 // idling prices a month without operations: one agent's heartbeats and polls, and
 // the plane's ticks and pollers.
-func (d *Deployment) idling(t *testing.T) {
+func (d *Deployment) idling(t testing.TB) {
 	t.Helper()
 	const month = 30 * 24 * 60 // minutes
 	units := d.Idle.Units()
@@ -169,7 +195,7 @@ func (d *Deployment) idling(t *testing.T) {
 }
 
 // settle waits until nothing more is published.
-func (d *Deployment) settle(t *testing.T) {
+func (d *Deployment) settle(t testing.TB) {
 	t.Helper()
 	for last := -1; ; {
 		n := 0
@@ -191,7 +217,7 @@ type object struct {
 }
 
 // targets waits for the inventory and returns n objects of it.
-func (d *Deployment) targets(t *testing.T, path string, n int) []object {
+func (d *Deployment) targets(t testing.TB, path string, n int) []object {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		var page struct {
@@ -205,7 +231,7 @@ func (d *Deployment) targets(t *testing.T, path string, n int) []object {
 	return nil
 }
 
-func (d *Deployment) create(t *testing.T, typ, target string) string {
+func (d *Deployment) create(t testing.TB, typ, target string) string {
 	t.Helper()
 	var op struct {
 		ID string `json:"id"`
@@ -219,7 +245,7 @@ func (d *Deployment) create(t *testing.T, typ, target string) string {
 
 // ends waits for an operation's end by the ledger, which costs the deployment
 // nothing.
-func (d *Deployment) ends(t *testing.T, id string, phase operation.Phase) {
+func (d *Deployment) ends(t testing.TB, id string, phase operation.Phase) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		op, err := d.Watch.Load(context.Background(), id)

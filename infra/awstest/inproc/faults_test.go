@@ -53,7 +53,7 @@ type asked struct{ key, id string }
 
 // drive asks for operations until the time, each under a key of its own and
 // again while no answer comes; it cancels some.
-func (d *Deployment) drive(t *testing.T, nodes, deployments []object, until time.Time) []asked {
+func (d *Deployment) drive(t testing.TB, nodes, deployments []object, until time.Time) []asked {
 	t.Helper()
 	var mu sync.Mutex
 	var out []asked
@@ -95,7 +95,7 @@ func (d *Deployment) drive(t *testing.T, nodes, deployments []object, until time
 }
 
 // insist asks until there is an answer that is one.
-func (d *Deployment) insist(t *testing.T, key string, body map[string]any) (id string, status, tries int) {
+func (d *Deployment) insist(t testing.TB, key string, body map[string]any) (id string, status, tries int) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		var answer []byte
@@ -114,7 +114,7 @@ func (d *Deployment) insist(t *testing.T, key string, body map[string]any) (id s
 }
 
 // try makes one call.
-func (d *Deployment) try(t *testing.T, method, path, key string, body any) (status int, answer []byte) {
+func (d *Deployment) try(t testing.TB, method, path, key string, body any) (status int, answer []byte) {
 	t.Helper()
 	var rd io.Reader
 	if body != nil {
@@ -148,7 +148,7 @@ func (d *Deployment) try(t *testing.T, method, path, key string, body any) (stat
 
 // rest waits until no operation is live, at most until the last deadline and the
 // bound are over.
-func (d *Deployment) rest(t *testing.T) {
+func (d *Deployment) rest(t testing.TB) {
 	t.Helper()
 	bound := 30*time.Second + operation.AWS.Lease + operation.AWS.CallDeadline + 15*time.Second
 	for end := time.Now().Add(bound); ; time.Sleep(500 * time.Millisecond) {
@@ -174,7 +174,7 @@ func (d *Deployment) rest(t *testing.T) {
 }
 
 // holds checks what must hold when all has come to rest.
-func (d *Deployment) holds(t *testing.T, all []asked) {
+func (d *Deployment) holds(t testing.TB, all []asked) {
 	t.Helper()
 	if len(all) == 0 {
 		t.Fatal("nothing was asked")

@@ -72,7 +72,7 @@ func runBench(ctx context.Context, r *rig.Rig, root string) error {
 		return err
 	}
 	env := append(rig.Environment(d.stack.Endpoint), envURL+"="+d.url, envToken+"="+d.admin, envStage+"="+d.stack.Stage)
-	return goTest(ctx, root, env, "-run", "^$", "-bench", ".", "-benchtime", "1x", "-timeout", "10m", "./infra/awstest")
+	return goTest(ctx, root, env, "-run", "^$", "-bench", ".", "-benchtime", "1x", "-timeout", "10m", "./infra/awstest", "./infra/awstest/inproc")
 }
 
 // goTest runs tests with the tag, never from the cache.
