@@ -232,9 +232,7 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 	start(e.sweepLoop)
 	start(e.watchdog)
 	start(e.retentionLoop)
-	for range planWorkers {
-		start(e.planLoop)
-	}
+	start(e.planLoop)
 	srv := httpapi.Server(e.api, e.opts.Addr)
 	srv.TLSConfig = e.tls
 	served := make(chan error, 1)

@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/shared/ledger"
-	"github.com/opsplane/opsplane/shared/queue"
-	"github.com/opsplane/opsplane/shared/relay"
 	"github.com/opsplane/opsplane/shared/retention"
 )
 
@@ -19,7 +17,7 @@ const (
 	retentionEvery = time.Hour
 	savePosition   = 250 * time.Millisecond // replayed at most after a crash
 	feedBatch      = 500
-	planWorkers    = 4
+	planWorkers    = 16 // plans at once
 	// publishLinger lets several transitions of an operation share one append.
 	publishLinger  = 25 * time.Millisecond
 	planVisibility = 60 * time.Second
@@ -129,36 +127,6 @@ func (e *Engine) watchdog(ctx context.Context) {
 		if since := time.Since(time.UnixMilli(e.swept.Load())); since > watchdogAfter {
 			e.opts.Logger.Error("the sweep is silent: deadlines and dead leases are not looked after", "for", since.Round(time.Second))
 		}
-	}
-}
-
-// planLoop runs what never reaches a cluster.
-func (e *Engine) planLoop(ctx context.Context) {
-	for ctx.Err() == nil {
-		ms, err := e.queue.Receive(ctx, relay.PlaneQueue, 10, queue.MaxWait, planVisibility)
-		if err != nil {
-			if ctx.Err() == nil {
-				e.opts.Logger.Warn("cannot read the plane's queue", "err", err)
-			}
-			sleep(ctx, time.Second)
-			continue
-		}
-		for _, m := range ms {
-			e.plan(ctx, m)
-		}
-	}
-}
-
-// plan deals with one message; one that fails is left to come again.
-func (e *Engine) plan(ctx context.Context, m queue.Message) {
-	if err := e.Plans.Take(ctx, e.queue, m); err != nil {
-		if ctx.Err() == nil {
-			e.opts.Logger.Warn("plan not advanced", "err", err)
-		}
-		return
-	}
-	if err := e.queue.Delete(ctx, relay.PlaneQueue, m.Receipt); err != nil {
-		e.opts.Logger.Warn("cannot delete a message", "err", err)
 	}
 }
 
