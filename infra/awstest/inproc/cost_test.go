@@ -29,7 +29,7 @@ const bar = 40.0
 // record for each, its journal, each event in its stream and on the bus,
 // wake-ups, logs at info.
 func TestCost(t *testing.T) {
-	const atOnce, together, alone = 6, 60, 12
+	const atOnce, together, alone = 10, 70, 12
 	d := Start(t, Options{Scenario: "testdata/cost.yaml", Cluster: "cost"})
 	targets := d.targets(t, "/v1/deployments", 104)
 	slow := slices.DeleteFunc(slices.Clone(targets), func(o object) bool { return !strings.Contains(o.Name, "slow") })
@@ -52,7 +52,7 @@ func TestCost(t *testing.T) {
 // BenchmarkRequests tells what operations ask of AWS: requests of each service,
 // DynamoDB's units, and the price of a million, so that a regression shows.
 func BenchmarkRequests(b *testing.B) {
-	const atOnce, together = 6, 60
+	const atOnce, together = 10, 70
 	d := Start(b, Options{Scenario: "testdata/cost.yaml", Cluster: "cost"})
 	targets := slices.DeleteFunc(d.targets(b, "/v1/deployments", 104), func(o object) bool { return strings.Contains(o.Name, "slow") })
 	d.settle(b)
