@@ -44,7 +44,7 @@ func openSim(o options, log *slog.Logger) (executor.Executor, func(), error) {
 	}
 	return e, func() {
 		if err := e.Close(); err != nil {
-			log.Error("the simulated cluster did not close", slog.Any("error", err))
+			log.Error("the simulated cluster did not close", slog.Any("err", err))
 		}
 	}, nil
 }

@@ -112,7 +112,7 @@ func (a *Agent) claimBatch(ctx context.Context, batch []*claimCall) {
 		if !refused(err) {
 			a.session.setUp(false) // until a heartbeat is answered
 		}
-		a.log.Warn("claims failed", slog.Int("claims", len(batch)), slog.Any("error", err))
+		a.log.Warn("claims failed", slog.Int("claims", len(batch)), slog.Any("err", err))
 		for _, call := range batch {
 			a.claims.answer(call, protocol.ClaimResult{}, err)
 		}
@@ -126,7 +126,7 @@ func (a *Agent) claimBatch(ctx context.Context, batch []*claimCall) {
 			switch {
 			case err != nil:
 				a.log.Error("an assignment makes no sense and is left to its lease",
-					slog.String("operation", call.operation), slog.Any("error", err))
+					slog.String("operation", call.operation), slog.Any("err", err))
 			case a.runs.ran(call.operation, res.Assignment.Generation) || a.kept.has(call.operation, res.Assignment.Generation):
 				// The plane grants a lease once more to a holder that it has heard
 				// nothing of. This one has acted already.

@@ -106,7 +106,7 @@ func (a *Agent) sendEvents(ctx context.Context) {
 			continue
 		}
 		if tries++; tries == 1 && ctx.Err() == nil {
-			a.log.Warn("events were not taken", slog.Int("events", len(batch)), slog.Any("error", err))
+			a.log.Warn("events were not taken", slog.Int("events", len(batch)), slog.Any("err", err))
 		}
 		if !pause(ctx, backoff(tries, 200*time.Millisecond, 5*time.Second)) {
 			return
@@ -124,7 +124,7 @@ func (a *Agent) postEvents(ctx context.Context, batch []protocol.Event) (bool, e
 		if len(batch) > 1 {
 			return a.postEvents(ctx, batch[:1]) // find the one that spoils it
 		}
-		a.log.Error("the plane refuses an event", slog.String("type", batch[0].Type), slog.Any("error", err))
+		a.log.Error("the plane refuses an event", slog.String("type", batch[0].Type), slog.Any("err", err))
 		a.metrics.EventsLost.Add(1)
 		a.events.through(batch[0].N)
 		return true, nil

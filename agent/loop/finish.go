@@ -245,14 +245,14 @@ func (r *run) finish(held context.Context, f *protocol.Final) {
 	case errors.Is(err, errRefused):
 		r.agent.runs.spoil(op, generation)
 		r.agent.kept.drop(op, generation)
-		r.log.Error("the plane will not hear of the operation's end", slog.String("outcome", f.Outcome), slog.Any("error", err))
+		r.log.Error("the plane will not hear of the operation's end", slog.String("outcome", f.Outcome), slog.Any("err", err))
 	default:
 		r.agent.metrics.Kept.Add(1)
 		if errors.Is(err, errLeaseLost) {
 			r.agent.metrics.LeasesLost.Add(1)
 		}
 		r.log.Warn("the lease is over before the end was told; the report is kept",
-			slog.String("outcome", f.Outcome), slog.Any("error", err))
+			slog.String("outcome", f.Outcome), slog.Any("err", err))
 		r.agent.kept.release(r.out.undelivered(), r.a.CorrelationID, r.out.wasTold())
 	}
 }

@@ -148,7 +148,7 @@ func (a *Agent) beat(ctx context.Context) error {
 			a.session.setUp(false)
 			wait = atLeast(backoff(tries, 500*time.Millisecond, heartbeatEvery), err, retryAfterMost)
 			if tries == 1 || tries%20 == 0 {
-				a.log.Warn("the plane does not answer", slog.Int("tries", tries), slog.Any("error", err))
+				a.log.Warn("the plane does not answer", slog.Int("tries", tries), slog.Any("err", err))
 			}
 		}
 		if !pause(ctx, wait) {

@@ -191,7 +191,7 @@ func (a *Agent) watch(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		a.log.Warn("the watch on the fleet ended and begins again", slog.Any("error", err))
+		a.log.Warn("the watch on the fleet ended and begins again", slog.Any("err", err))
 		if !pause(ctx, backoff(tries, time.Second, 30*time.Second)) {
 			return
 		}
@@ -218,7 +218,7 @@ func (a *Agent) sendInventory(ctx context.Context) {
 			return
 		case err != nil:
 			if tries++; tries == 1 {
-				a.log.Warn("inventory was not taken", slog.Any("error", err))
+				a.log.Warn("inventory was not taken", slog.Any("err", err))
 			}
 			if !pause(ctx, backoff(tries, 500*time.Millisecond, 10*time.Second)) {
 				return
@@ -246,7 +246,7 @@ func (a *Agent) sendDeltas(ctx context.Context) error {
 		err := a.postInventory(ctx, protocol.InventoryRequest{Objects: assemble(batch), Gone: gone})
 		if err != nil {
 			if refused(err) {
-				a.log.Error("the plane refuses a part of the inventory", slog.Any("error", err))
+				a.log.Error("the plane refuses a part of the inventory", slog.Any("err", err))
 				continue
 			}
 			a.inventory.putBack(batch, gone)

@@ -88,7 +88,7 @@ func openKeep(dir string, now func() time.Time, log *slog.Logger) (*keep, error)
 	for _, file := range files {
 		entry, err := readKept(file)
 		if err != nil {
-			log.Warn("a kept report cannot be read and is put aside", slog.String("file", filepath.Base(file)), slog.Any("error", err))
+			log.Warn("a kept report cannot be read and is put aside", slog.String("file", filepath.Base(file)), slog.Any("err", err))
 			_ = os.Rename(file, strings.TrimSuffix(file, ".json")+".unreadable")
 			continue
 		}
@@ -178,7 +178,7 @@ func (k *keep) save(entry *keptReport) {
 	}
 	if err := writeKept(k.file(key), &copied); err != nil {
 		k.log.Error("a report cannot be saved; it is kept in memory only",
-			slog.String("operation", key.operation), slog.Any("error", err))
+			slog.String("operation", key.operation), slog.Any("err", err))
 	}
 }
 
@@ -243,7 +243,7 @@ func (k *keep) remove(key keptKey) {
 	delete(k.entries, key)
 	if k.dir != "" {
 		if err := os.Remove(k.file(key)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			k.log.Warn("a kept report's file cannot be removed", slog.String("operation", key.operation), slog.Any("error", err))
+			k.log.Warn("a kept report's file cannot be removed", slog.String("operation", key.operation), slog.Any("err", err))
 		}
 	}
 }

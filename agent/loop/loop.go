@@ -187,7 +187,7 @@ func (a *Agent) run(parent context.Context) error {
 	goodbye, cancel := context.WithTimeout(context.WithoutCancel(parent), 3*time.Second)
 	defer cancel()
 	if err := a.heartbeat(goodbye, true); err != nil {
-		a.log.Warn("the last heartbeat was not answered", slog.Any("error", err))
+		a.log.Warn("the last heartbeat was not answered", slog.Any("err", err))
 	}
 	a.log.Info("agent stopped")
 	return nil

@@ -88,7 +88,7 @@ func (a *Agent) unanswered(ctx context.Context, url string, tries int, err error
 		wait = backoff(tries, 5*time.Second, unusableMost)
 	}
 	if tries == 1 || tries%20 == 0 {
-		a.log.Log(ctx, level, says, slog.Int("tries", tries), slog.String("queue", url), slog.String("error", redact(err.Error(), 512)))
+		a.log.Log(ctx, level, says, slog.Int("tries", tries), slog.String("queue", url), slog.String("err", redact(err.Error(), 512)))
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -181,7 +181,7 @@ func (a *Agent) handle(ctx context.Context, src source, messages []queue.Message
 	ctx, cancel := context.WithTimeout(ctx, queueCall)
 	defer cancel()
 	if err := src.Delete(ctx, src.name, handled...); err != nil {
-		a.log.Warn("delete failed; the doorbells come again", slog.Int("doorbells", len(handled)), slog.Any("error", err))
+		a.log.Warn("delete failed; the doorbells come again", slog.Int("doorbells", len(handled)), slog.Any("err", err))
 	}
 }
 
@@ -222,7 +222,7 @@ func (a *Agent) extend(ctx context.Context, src source, m queue.Message, d time.
 	ctx, cancel := context.WithTimeout(ctx, queueCall)
 	defer cancel()
 	if err := src.Extend(ctx, src.name, m.Receipt, min(d, queue.MaxDelay)); err != nil {
-		a.log.Warn("extend failed; the doorbell comes again later", slog.Any("error", err))
+		a.log.Warn("extend failed; the doorbell comes again later", slog.Any("err", err))
 	}
 }
 
@@ -241,6 +241,6 @@ func (a *Agent) bury(ctx context.Context, src source, m queue.Message, reason st
 	ctx, cancel := context.WithTimeout(ctx, queueCall)
 	defer cancel()
 	if err := b.Bury(ctx, src.name, m, reason); err != nil {
-		a.log.Warn("a doorbell could not be put aside; it comes again", slog.String("message", m.ID), slog.Any("error", err))
+		a.log.Warn("a doorbell could not be put aside; it comes again", slog.String("message", m.ID), slog.Any("err", err))
 	}
 }

@@ -18,7 +18,7 @@ func (a *Agent) preview(ctx context.Context, previewID string) {
 	ctx, cancel := context.WithTimeout(ctx, previewWithin)
 	defer cancel()
 	if err := a.answerPreview(ctx, previewID); err != nil {
-		a.log.Warn("a preview was not answered", slog.String("preview", previewID), slog.Any("error", err))
+		a.log.Warn("a preview was not answered", slog.String("preview", previewID), slog.Any("err", err))
 	}
 }
 

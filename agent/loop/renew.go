@@ -137,7 +137,7 @@ func (a *Agent) renew(ctx context.Context) {
 		if err := a.renewAll(ctx); err != nil {
 			last = err
 			if tries++; tries == 1 {
-				a.log.Warn("renewal failed", slog.Any("error", err))
+				a.log.Warn("renewal failed", slog.Any("err", err))
 			}
 			continue
 		}

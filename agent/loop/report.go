@@ -48,7 +48,7 @@ func (a *Agent) report(ctx context.Context) {
 			}
 			body, err := encode(r)
 			if err != nil { // a RawMessage that is no JSON; Details are checked, so a bug
-				a.log.Error("a report cannot be encoded", slog.String("operation", o.operation), slog.Any("error", err))
+				a.log.Error("a report cannot be encoded", slog.String("operation", o.operation), slog.Any("err", err))
 				o.shut(fmt.Errorf("%w: %w", errRefused, err), false)
 				continue
 			}
@@ -79,7 +79,7 @@ func (a *Agent) sendReports(ctx context.Context, batch []sending) {
 		}
 		return
 	case refused(err):
-		a.log.Error("the plane refuses a report", slog.String("operation", batch[0].box.operation), slog.Any("error", err))
+		a.log.Error("the plane refuses a report", slog.String("operation", batch[0].box.operation), slog.Any("err", err))
 		a.refuse(batch[0], err.Error())
 		return
 	default:

@@ -23,7 +23,7 @@ import (
 func main() {
 	server, err := newServer(context.Background())
 	if err != nil {
-		slog.Error("cannot start", "error", err)
+		slog.Error("cannot start", "err", err)
 		os.Exit(1)
 	}
 	lambda.StartHandlerFunc(server.Serve) // its context is not ended by a signal: an invocation under way is finished

@@ -17,7 +17,7 @@ import (
 func main() {
 	authorizer, err := newAuthorizer(context.Background())
 	if err != nil {
-		slog.Error("cannot start", "error", err)
+		slog.Error("cannot start", "err", err)
 		os.Exit(1)
 	}
 	lambda.StartHandlerFunc(authorizer.Authorize)

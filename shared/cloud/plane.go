@@ -152,7 +152,7 @@ func (p *Plane) queueURL(cluster string) string {
 	defer cancel()
 	url, err := p.Queue.QueueURL(ctx, fleet.QueueName(cluster))
 	if err != nil {
-		p.Log.Warn("the queue's address is not known", "cluster", cluster, "error", err)
+		p.Log.Warn("the queue's address is not known", "cluster", cluster, "err", err)
 	}
 	return url
 }
@@ -180,7 +180,7 @@ func (p *Plane) Ready(ctx context.Context) error {
 func (p *Plane) HistoryBegins(ctx context.Context) time.Time {
 	t, err := p.Store.HistoryBegins(ctx)
 	if err != nil {
-		p.Log.WarnContext(ctx, "cannot read where history begins", "error", err)
+		p.Log.WarnContext(ctx, "cannot read where history begins", "err", err)
 	}
 	return t
 }

@@ -51,7 +51,7 @@ func (a *Authorizer) Authorize(ctx context.Context, e events.APIGatewayV2CustomA
 		answer.Context, err = encodePrincipal(p)
 	}
 	if err != nil {
-		log.ErrorContext(ctx, "credential cannot be checked", "error", err, "cause", errors.Unwrap(err))
+		log.ErrorContext(ctx, "credential cannot be checked", "err", err, "cause", errors.Unwrap(err))
 		return answer, fmt.Errorf("authorize: %w", err)
 	}
 	answer.IsAuthorized = true

@@ -35,7 +35,7 @@ func (s *Server) Serve(ctx context.Context, e events.APIGatewayV2HTTPRequest) (e
 	defer cancel()
 	r, err := NewRequest(ctx, e)
 	if err != nil { // the gateway's own encoding: nothing that the client could mend
-		s.Logger.ErrorContext(ctx, "event cannot be read", "error", err, "gateway_request_id", e.RequestContext.RequestID)
+		s.Logger.ErrorContext(ctx, "event cannot be read", "err", err, "gateway_request_id", e.RequestContext.RequestID)
 		w := newRecorder(e.RequestContext.HTTP.Method)
 		problem.Write(w, problem.New(problem.Malformed, "the body did not come in whole").WithRequest(e.RawPath, e.RequestContext.RequestID))
 		return w.answer(), nil

@@ -128,7 +128,7 @@ func (w *auditor) write(batch []record.Audit) {
 		}
 	}
 	w.drops.Add(float64(len(batch)))
-	w.log.Error("audit records lost", "records", len(batch), "error", err)
+	w.log.Error("audit records lost", "records", len(batch), "err", err)
 }
 
 func (w *auditor) close(ctx context.Context) error {

@@ -75,7 +75,7 @@ type QueueAccess struct {
 func (a *API) viewNewCluster(ctx context.Context, made registry.NewCluster) newClusterView {
 	cluster, err := a.viewCluster(ctx, made.Cluster)
 	if err != nil {
-		a.log.WarnContext(ctx, "cannot count a cluster's agents", "cluster", made.Cluster.ID, "error", err)
+		a.log.WarnContext(ctx, "cannot count a cluster's agents", "cluster", made.Cluster.ID, "err", err)
 	}
 	v := newClusterView{ClusterView: cluster, Token: made.Secret, TokenID: made.Token.ID}
 	if a.cfg.QueueAccess == nil {
@@ -83,7 +83,7 @@ func (a *API) viewNewCluster(ctx context.Context, made registry.NewCluster) newC
 	}
 	access, err := a.cfg.QueueAccess(ctx, made.Cluster.Queue)
 	if err != nil {
-		a.log.WarnContext(ctx, "cannot tell how agents reach their queue", "cluster", made.Cluster.ID, "error", err)
+		a.log.WarnContext(ctx, "cannot tell how agents reach their queue", "cluster", made.Cluster.ID, "err", err)
 		return v
 	}
 	v.QueueURL, v.QueueARN, v.AgentPolicy = access.URL, access.ARN, access.Policy

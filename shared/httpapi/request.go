@@ -44,7 +44,7 @@ func (rq *request) failed(err error) *problem.Problem {
 	p := *problemOf(err) // some are shared
 	rq.fail(&p)
 	if p.Status >= http.StatusInternalServerError && rq.http.Context().Err() == nil {
-		rq.api.log.ErrorContext(rq.http.Context(), "request failed", "error", err, "error_code", p.ErrorCode, "method", rq.http.Method, "route", rq.pattern(),
+		rq.api.log.ErrorContext(rq.http.Context(), "request failed", "err", err, "error_code", p.ErrorCode, "method", rq.http.Method, "route", rq.pattern(),
 			"correlation_id", rq.correlation, "request_id", rq.requestID)
 	}
 	return &p

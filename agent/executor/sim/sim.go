@@ -100,7 +100,7 @@ func (e *Executor) run() {
 			return
 		case <-ticker.C:
 			if err := e.store.refresh(); err != nil {
-				e.opts.Logger.Error("the simulated cluster cannot go on", "error", err)
+				e.opts.Logger.Error("the simulated cluster cannot go on", "err", err)
 			}
 		}
 	}

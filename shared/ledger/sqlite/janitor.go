@@ -36,7 +36,7 @@ func (db *DB) janitor() {
 		case <-timer.C:
 		}
 		if err := db.clean(ctx); err != nil && !errors.Is(err, ledger.ErrUnavailable) { // the writer has logged that
-			db.log.Error("ledger cleaning failed", slog.Any("error", err))
+			db.log.Error("ledger cleaning failed", slog.Any("err", err))
 		}
 	}
 }

@@ -78,7 +78,7 @@ func (w *writer) group() {
 		w.c.rollback()
 		w.seq = seq
 		w.db.counts.failures.Add(1)
-		w.db.log.Error("ledger commit failed", slog.Any("error", err), slog.Int("commits", len(w.batch)))
+		w.db.log.Error("ledger commit failed", slog.Any("err", err), slog.Int("commits", len(w.batch)))
 		err = unavailable(err)
 		for _, r := range w.batch {
 			r.answer <- err

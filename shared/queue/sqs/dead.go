@@ -109,7 +109,7 @@ func (e *Engine) TakeDead(ctx context.Context, max int) ([]queue.DeadLetter, err
 		}
 		if err != nil {
 			// Those in hand are hidden from everybody else by now.
-			e.log.WarnContext(ctx, "not all dead letters were read", "error", err)
+			e.log.WarnContext(ctx, "not all dead letters were read", "err", err)
 		}
 		if len(got) == 0 {
 			break
