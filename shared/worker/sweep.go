@@ -86,14 +86,13 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 			errs = errors.Join(errs, fmt.Errorf("%s: %w", what, err))
 		}
 	}
-	dead := 0
+	dead, givenUp := 0, 0
 	part("dead letters", func() (err error) { dead, err = h.Sweep.DeadLetters(ctx); return err })
-	part("records given up", func() error {
+	part("records given up", func() (err error) {
 		if h.GivenUp == nil {
 			return nil
 		}
-		n, err := h.Sweep.GivenUp(ctx, h.GivenUp)
-		dead += n
+		givenUp, err = h.Sweep.GivenUp(ctx, h.GivenUp)
 		return err
 	})
 	part("streams behind on the bus", func() error { return h.Sweep.Relay.MendBus(ctx) })
@@ -103,7 +102,7 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 	if at.Minute() == retentionAt && h.Retention != (retention.Policy{}) {
 		part("retention", func() error { return h.retain(ctx) })
 	}
-	h.measure(ctx, append(lateness(res), count("SweepTicks", 1), count("DeadLetters", dead)))
+	h.measure(ctx, append(lateness(res), count("SweepTicks", 1), count("DeadLetters", dead), count("StreamGivenUp", givenUp)))
 	return errs
 }
 

@@ -317,6 +317,10 @@ func TestTick(t *testing.T) {
 	if p.want(op, operation.Dispatched); p.transitions(op) != way || p.bells()[op] != 1 {
 		t.Errorf("stream: %s", p.transitions(op))
 	}
+	var told map[string]any
+	if p.no(json.Unmarshal(p.metrics.Bytes(), &told)); told["StreamGivenUp"] != 1.0 || told["DeadLetters"] != 0.0 {
+		t.Errorf("metrics %v", told)
+	}
 	ls := p.letters()
 	if len(ls) != 1 || ls[0].Queue != sweep.GivenUpQueue || ls[0].Body != notice {
 		t.Errorf("letters %+v", ls)

@@ -1,7 +1,11 @@
 package template
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -199,11 +203,60 @@ func TestRoutes(t *testing.T) {
 	}
 	open, user := "NONE <nil> integrations/${ApiIntegration}", "CUSTOM {Ref Authorizer} integrations/${ApiIntegration}"
 	want := map[string]string{
-		"GET /healthz": open, "GET /readyz": open, "GET /openapi.json": open, "GET /docs": open, "$default": user,
+		"GET /healthz": open, "GET /readyz": open, "GET /openapi.json": open, "GET /docs": open, "$default": user, "OPTIONS /{proxy+}": open,
 		"ANY /v1/agent/{proxy+}": "CUSTOM {Ref Authorizer} integrations/${AgentApiIntegration}",
 	}
 	if d := cmp.Diff(want, have); d != "" {
 		t.Error(d)
+	}
+	if r := tpl.Resources["PreflightRoute"]; r.Condition != "HasOrigins" {
+		t.Errorf("preflights are taken under the condition %q", r.Condition)
+	}
+}
+
+// TestBrowsersMaySend: a browser may send and read each header of its own that
+// the API's document names.
+func TestBrowsersMaySend(t *testing.T) {
+	t.Parallel()
+	cors := List(read(t).Resources["HttpApi"].Properties["CorsConfiguration"].(Call).Args)[1].(map[string]any)
+	b, err := os.ReadFile(filepath.Join(root, "infra", "docs", "openapi.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Paths map[string]map[string]struct {
+			Parameters []struct{ In, Name string }
+			Responses  map[string]struct{ Headers map[string]any }
+		}
+	}
+	if err := json.Unmarshal(b, &doc); err != nil {
+		t.Fatal(err)
+	}
+	methods, send, show := map[string]bool{}, map[string]bool{"authorization": true, "content-type": true}, map[string]bool{}
+	for path, ops := range doc.Paths {
+		if strings.HasPrefix(path, "/v1/agent/") {
+			continue
+		}
+		for method, op := range ops {
+			methods[strings.ToUpper(method)] = true
+			for _, p := range op.Parameters {
+				if p.In == "header" {
+					send[strings.ToLower(p.Name)] = true
+				}
+			}
+			for _, r := range op.Responses {
+				for name := range r.Headers {
+					show[strings.ToLower(name)] = true
+				}
+			}
+		}
+	}
+	for property, needed := range map[string]map[string]bool{"AllowMethods": methods, "AllowHeaders": send, "ExposeHeaders": show} {
+		for name := range needed {
+			if !slices.Contains(List(cors[property]), any(name)) {
+				t.Errorf("%s lacks %s", property, name)
+			}
+		}
 	}
 }
 
