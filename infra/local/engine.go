@@ -115,16 +115,7 @@ func (e *Engine) ensureQueues(ctx context.Context) error {
 	if err := e.queue.Ensure(ctx, relay.PlaneQueue); err != nil {
 		return fmt.Errorf("make the plane's queue: %w", err)
 	}
-	clusters, err := e.Store.Clusters(ctx)
-	if err != nil {
-		return err
-	}
-	for _, c := range clusters {
-		if err := e.queue.Ensure(ctx, c.Queue); err != nil {
-			return fmt.Errorf("make queue of cluster %s: %w", c.Name, err)
-		}
-	}
-	return nil
+	return e.Sweep.EnsureQueues(ctx)
 }
 
 // Handler is the engine's HTTP API.

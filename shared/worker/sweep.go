@@ -23,10 +23,12 @@ const (
 	earlyBy = time.Second
 	// mendEvery and mendAt are the minutes of the hour at which live operations are
 	// looked through for what was not published; retentionAt is the one at which
-	// what is past its age is deleted.
+	// what is past its age is deleted, queuesAt the one at which queues that are
+	// missing are made.
 	mendEvery   = 10
 	mendAt      = 5
 	retentionAt = 0
+	queuesAt    = 30
 )
 
 // Sweep looks after time: at a tick each minute, and at wake-ups between.
@@ -98,6 +100,9 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 	part("streams behind on the bus", func() error { return h.Sweep.Relay.MendBus(ctx) })
 	if at.Minute()%mendEvery == mendAt {
 		part("journals behind in their streams", func() error { return h.Sweep.Relay.MendLive(ctx) })
+	}
+	if at.Minute() == queuesAt {
+		part("queues of clusters", func() error { return h.Sweep.EnsureQueues(ctx) })
 	}
 	if at.Minute() == retentionAt && h.Retention != (retention.Policy{}) {
 		part("retention", func() error { return h.retain(ctx) })
