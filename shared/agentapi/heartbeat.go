@@ -59,14 +59,14 @@ func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Hea
 		return protocol.HeartbeatAnswer{}, operation.Invalid(errs...)
 	}
 	now := s.Store.Now().UTC()
-	agent, arrived, err := s.seen(ctx, cluster, hb, now)
-	if arrived && s.Reoffer != nil {
-		if err := s.Reoffer(ctx, cluster); err != nil {
-			s.Logger.WarnContext(ctx, "could not ring for what waited", "cluster", cluster, "err", err)
-		}
-	}
+	agent, version, err := s.seen(ctx, cluster, hb, now)
 	if err != nil {
 		return protocol.HeartbeatAnswer{}, err
+	}
+	if agent.OfferDue {
+		if err := s.offer(ctx, agent, version); err != nil {
+			s.Logger.WarnContext(ctx, "could not ring for what waited", "cluster", cluster, "err", err)
+		}
 	}
 	answer := protocol.HeartbeatAnswer{AgentID: agent.ID, Cluster: cluster, ServerTime: s.Store.Now().UTC(),
 		LeaseMS: s.Store.Timing.Lease.Milliseconds(), CallDeadlineMS: s.Store.Timing.CallDeadline.Milliseconds(), HeartbeatMS: heartbeatMS(s.Store.Timing),
@@ -80,10 +80,27 @@ func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Hea
 	return answer, err
 }
 
-// seen writes the agent's record; arrived tells that it was not online before. So
-// it does with an error too, when the record may have been written: the agent's
-// next heartbeat would not tell.
-func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbeat, now time.Time) (fleet.Agent, bool, error) {
+// offer rings for what waited, and takes the note that this is due off the agent's
+// record. Until then each of its heartbeats tries again: this process may end, or
+// the queue be away, after the commit that told of the arrival.
+func (s *Service) offer(ctx context.Context, a fleet.Agent, version int64) error {
+	if s.Reoffer != nil {
+		if err := s.Reoffer(ctx, a.Cluster); err != nil {
+			return err
+		}
+	}
+	a.OfferDue = false
+	it := s.Store.AgentItem(&a)
+	err := s.Store.Ledger.Commit(ctx, ledger.Write{Item: it, Expect: version, WasDue: it.Due})
+	if errors.Is(err, ledger.ErrConflict) {
+		return nil // the agent's next heartbeat, which offers once more
+	}
+	return err
+}
+
+// seen writes the agent's record, and returns it with its version. One that was
+// not online before has what waited offered.
+func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbeat, now time.Time) (fleet.Agent, int64, error) {
 	agentID := fleet.AgentID(cluster, hb.Name)
 	for try := 0; ; try++ {
 		a := fleet.Agent{ID: agentID, Cluster: cluster, Name: hb.Name, FirstSeen: now}
@@ -91,13 +108,14 @@ func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbea
 		switch {
 		case errors.Is(err, ledger.ErrNotFound):
 		case err != nil:
-			return a, false, fmt.Errorf("read agent: %w", err)
+			return a, 0, fmt.Errorf("read agent: %w", err)
 		default:
 			if a, err = record.Decode[fleet.Agent](it); err != nil {
-				return a, false, err
+				return a, 0, err
 			}
 		}
-		arrived := it.Version == 0 || a.Silent || a.Boot != hb.Boot || a.Stopping
+		arrived := !hb.Stopping && (it.Version == 0 || a.Silent || a.Boot != hb.Boot || a.Stopping)
+		a.OfferDue = !hb.Stopping && (arrived || a.OfferDue)
 		a.Boot, a.Version, a.Capabilities, a.LastSeen = hb.Boot, short(hb.Version), hb.Capabilities, now
 		a.Leases, a.Capacity, a.Stopping, a.Silent = max(hb.Leases, 0), max(hb.Capacity, 0), hb.Stopping, false
 		a.SkewMS = hb.SentAt.Sub(now).Milliseconds()
@@ -105,16 +123,16 @@ func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbea
 			a.SkewMS = 0
 		}
 		write := ledger.Write{Item: s.Store.AgentItem(&a), Expect: it.Version, WasDue: it.Due}
-		if arrived && !hb.Stopping {
+		if arrived {
 			err = s.online(ctx, &a, now, write)
 		} else {
 			err = s.Store.Ledger.Commit(ctx, write)
 		}
 		if err == nil {
-			return a, arrived && !hb.Stopping, nil
+			return a, it.Version + 1, nil
 		}
 		if !errors.Is(err, ledger.ErrConflict) || try > 5 {
-			return a, arrived && !hb.Stopping && errors.Is(err, ledger.ErrUnknown), fmt.Errorf("keep agent: %w", err)
+			return a, 0, fmt.Errorf("keep agent: %w", err)
 		}
 	}
 }

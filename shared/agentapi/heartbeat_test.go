@@ -13,6 +13,7 @@ import (
 	"github.com/opsplane/opsplane/shared/ledger/sqlite"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
+	"github.com/opsplane/opsplane/shared/queue"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -76,6 +77,54 @@ func (l *unsure) Commit(ctx context.Context, ws ...ledger.Write) error {
 		err = fmt.Errorf("commit: %w", ledger.ErrUnknown)
 	}
 	return err
+}
+
+// TestOfferStaysDue: what waited is offered by a later heartbeat when the arrival's
+// own could not, or ended between the two; and once only.
+func TestOfferStaysDue(t *testing.T) {
+	t.Parallel()
+	db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	var fails error
+	offered := 0
+	s := &Service{Store: &record.Store{Ledger: db, Now: time.Now, Timing: operation.AWS}, Logger: slog.New(slog.DiscardHandler),
+		Reoffer: func(context.Context, string) error { offered++; return fails }}
+	beat := func(hb protocol.Heartbeat) {
+		t.Helper()
+		if _, err := s.Heartbeat(t.Context(), "clu_1", hb); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here, gone := protocol.Heartbeat{Name: "a", Boot: "b"}, protocol.Heartbeat{Name: "a", Boot: "b", Stopping: true}
+	for i, want := range []struct {
+		hb      protocol.Heartbeat
+		fails   error
+		offered int
+	}{
+		{here, queue.ErrUnavailable, 1}, {here, queue.ErrUnavailable, 2}, {here, nil, 3}, {here, nil, 3},
+		{gone, nil, 3}, {here, queue.ErrUnavailable, 4}, {gone, nil, 4}, {gone, nil, 4}, {here, nil, 5}, {here, nil, 5},
+	} {
+		fails = want.fails
+		if beat(want.hb); offered != want.offered {
+			t.Fatalf("after heartbeat %d: offered %d times, want %d", i+1, offered, want.offered)
+		}
+	}
+	// The process ends between the commit and the offer.
+	next := protocol.Heartbeat{Name: "a", Boot: "c"}
+	s.Reoffer = func(context.Context, string) error { panic("killed") }
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = s.Heartbeat(t.Context(), "clu_1", next)
+	}()
+	offered = 0
+	s.Reoffer = func(context.Context, string) error { offered++; return nil }
+	beat(next)
+	if beat(next); offered != 1 {
+		t.Errorf("after the end of a process: offered %d times", offered)
+	}
 }
 
 // TestArrivalWhoseAnswerIsLost: an agent that may have arrived is offered what

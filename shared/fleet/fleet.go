@@ -45,6 +45,8 @@ type Agent struct {
 	Stopping bool  `json:"stopping,omitempty"`
 	// Silent: the plane has told that the agent was not heard of.
 	Silent bool `json:"silent,omitempty"`
+	// OfferDue: it has arrived, and what waited for an agent is yet to be rung for.
+	OfferDue bool `json:"offer_due,omitempty"`
 }
 
 // Online tells whether the agent was heard of within the time.
