@@ -48,7 +48,8 @@ type memory struct {
 // them.
 type entry struct {
 	item   ledger.Item // Version 0: there is no item
-	id     int64       // its row; 0: not known
+	id     int64       // its row; 0: there is none
+	read   bool        // by a reader, who sees neither the row nor one that has expired
 	closed bool        // ask the file: it is being written, can expire, or is not kept
 }
 
@@ -91,14 +92,15 @@ func (e *entry) size(k ledger.Key) int {
 func (m *memory) get(ks []ledger.Key) (found map[ledger.Key]ledger.Item, all bool, turn int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, k := range ks {
-		if e := m.find(k); e == nil || e.closed {
+	entries := make([]*entry, len(ks)) // what is found may be forgotten before the last is
+	for i, k := range ks {
+		if entries[i] = m.find(k); entries[i] == nil || entries[i].closed {
 			return nil, false, m.turns
 		}
 	}
 	found = make(map[ledger.Key]ledger.Item, len(ks))
-	for _, k := range ks {
-		if e := m.find(k); e != nil && e.item.Version > 0 {
+	for i, k := range ks {
+		if e := entries[i]; e.item.Version > 0 {
 			found[k] = copied(e.item)
 		}
 	}
@@ -122,12 +124,12 @@ func (m *memory) version(k ledger.Key) (v int64, ok bool) {
 func (m *memory) keep(ks []ledger.Key, found map[ledger.Key]ledger.Item, turn int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.turns != turn {
-		return
-	}
 	for _, k := range ks {
+		if m.turns != turn { // by what was kept before k, too
+			return
+		}
 		if it := found[k]; m.young[k] == nil && m.old[k] == nil && it.Expires.IsZero() {
-			m.put(k, &entry{item: copied(it)})
+			m.put(k, &entry{item: copied(it), read: true})
 		}
 	}
 }
@@ -144,7 +146,7 @@ func (m *memory) known(k ledger.Key) *entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.find(k)
-	if e == nil || e.closed || e.item.Version > 0 && e.id == 0 {
+	if e == nil || e.closed || e.read {
 		return nil
 	}
 	return e

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -140,4 +141,107 @@ func TestMemoryLeavesExpiryToTheFile(t *testing.T) {
 	if err := db.Commit(t.Context(), simple(k.PK, k.SK, "y", 0)); err != nil { // it is gone for writers too
 		t.Error(err)
 	}
+}
+
+// An item that expired may lie in the file for a while: to have read that there
+// is none is not to know that there is no row. Every way of writing over it goes
+// well, and so do the commits of its group, before and after the janitor.
+func TestMemoryOfAnExpiredRow(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+	path := filepath.Join(t.TempDir(), "ledger.db")
+	db := start(t, Options{Path: path, Now: func() time.Time { return at }})
+	names := []string{"put", "put again", "delete", "check", "get many"}
+	for _, name := range names {
+		w := simple("p", name, "x", 0)
+		w.Item.Expires = at.Add(time.Minute)
+		if err := db.Commit(t.Context(), w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// Another process finds them expired, and its janitor has not run.
+	db = start(t, Options{Path: path, Now: func() time.Time { return at.Add(time.Hour) }, JanitorEvery: time.Hour})
+	for _, name := range names {
+		if _, err := db.Get(t.Context(), ledger.Key{PK: "p", SK: name}); !errors.Is(err, ledger.ErrNotFound) {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if v, ok := db.KnownVersion(ledger.Key{PK: "p", SK: name}); ok && v != 0 {
+			t.Errorf("%s is known with version %d", name, v)
+		}
+	}
+	check, remove := simple("p", "check", "", 0), simple("p", "delete", "", 0)
+	check.Kind, remove.Kind = ledger.Check, ledger.Delete
+	for _, ws := range [][]ledger.Write{
+		{simple("p", "put", "y", 0), simple("q", "beside it", "y", 0)},
+		{simple("p", "put again", "y", ledger.AnyVersion)},
+		{remove}, {check, simple("p", "delete", "y", 0)},
+		{simple("p", "get many", "y", 0), simple("p", "check", "y", 0)},
+	} {
+		if err := db.Commit(t.Context(), ws...); err != nil {
+			t.Errorf("commit of %s: %v", ws[0].Item.Key, err)
+		}
+	}
+	if err := db.clean(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, name := range names {
+		it, err := db.Get(t.Context(), ledger.Key{PK: "p", SK: name})
+		if err != nil || it.Version != 1 || string(it.Data) != "y" {
+			t.Errorf("%s: version %d %q, %v", name, it.Version, it.Data, err)
+		}
+	}
+}
+
+// Memory that turns over within one call forgets, and neither denies an item nor
+// brings an old one back.
+func TestMemoryTurnsOverWithinACall(t *testing.T) {
+	t.Parallel()
+	const half = memoryBytes / 2
+	of := func(name string, version int64, bytes int) ledger.Item {
+		return ledger.Item{Key: ledger.Key{PK: "p", SK: name}, Version: version, Data: make([]byte, bytes)}
+	}
+	t.Run("keep", func(t *testing.T) {
+		m := newMemory()
+		last := of("last", 1, 1)
+		found := map[ledger.Key]ledger.Item{last.Key: last}
+		var ks []ledger.Key
+		for i := range 3 {
+			it := of(fmt.Sprint(i), 1, half)
+			found[it.Key] = it
+			ks = append(ks, it.Key)
+		}
+		ks = append(ks, last.Key)
+		_, _, turn := m.get(ks)
+		newer := last
+		newer.Version = 2
+		m.open(map[ledger.Key]*entry{last.Key: {item: newer, id: 1}}) // since the read began
+		m.keep(ks, found, turn)
+		if v, ok := m.version(last.Key); ok && v != 2 {
+			t.Errorf("version %d is remembered, 2 was written", v)
+		}
+	})
+	t.Run("get", func(t *testing.T) {
+		m := newMemory()
+		var all []ledger.Key
+		put := func(name string, bytes int) {
+			it := of(name, 1, bytes)
+			m.put(it.Key, &entry{item: it, id: 1})
+			all = append(all, it.Key)
+		}
+		put("older", half/16)
+		put("fill", half)
+		put("turn", 1) // they are of the older generation now
+		all = all[:0]
+		for i := 0; m.bytes < half; i++ { // a whole generation of which each is asked for
+			put(fmt.Sprint(i), half/64)
+		}
+		all = append(all, of("older", 1, 0).Key)
+		found, ok, _ := m.get(all)
+		if ok && len(found) != len(all) {
+			t.Errorf("%d of %d items exist", len(found), len(all))
+		}
+	})
 }
