@@ -3,8 +3,12 @@ package template
 import (
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/opsplane/opsplane/infra/awstest/rig"
+	"github.com/opsplane/opsplane/shared/auth"
 )
 
 // statement is one statement of a role's policy.
@@ -12,6 +16,7 @@ type statement struct {
 	sid       string
 	actions   []string
 	resources []any
+	condition any
 }
 
 // statements are those of the function's role.
@@ -38,7 +43,7 @@ func (tpl *Template) statements(t *testing.T, fn Resource) []statement {
 			if !ok || m["Effect"] != "Allow" || m["NotAction"] != nil || m["NotResource"] != nil {
 				t.Fatalf("%s: statement %v is not understood", name, s)
 			}
-			st := statement{resources: List(m["Resource"])}
+			st := statement{resources: List(m["Resource"]), condition: m["Condition"]}
 			st.sid, _ = m["Sid"].(string)
 			for _, a := range List(m["Action"]) {
 				action, _ := a.(string)
@@ -92,5 +97,31 @@ func TestRolesAreNarrow(t *testing.T) {
 		if r.Type == "AWS::Serverless::Function" && rig.Functions[logical] == "" {
 			t.Errorf("%s is not among the functions that tests look at", logical)
 		}
+	}
+}
+
+// TestAuthorizerReachesTokensAlone: what anyone can have called without a
+// credential gets to no other items (Amazon DynamoDB Developer Guide, "Using IAM
+// policy conditions for fine-grained access control").
+func TestAuthorizerReachesTokensAlone(t *testing.T) {
+	t.Parallel()
+	_, _, write, err := auth.NewStore(nil, time.Now).CreateWrite(auth.TokenSpec{Name: "a", Role: auth.Viewer, CreatedBy: "b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kind, _, _ := strings.Cut(write.Item.Key.PK, "#")
+	want := map[string]any{"ForAllValues:StringLike": map[string]any{"dynamodb:LeadingKeys": []any{kind + "#*"}}}
+	tpl, n := read(t), 0
+	for _, s := range tpl.statements(t, tpl.Resources["AuthorizerFunction"]) {
+		if !strings.HasPrefix(s.actions[0], "dynamodb:") {
+			continue
+		}
+		n++
+		if d := cmp.Diff(any(want), s.condition); d != "" {
+			t.Errorf("statement %s: %s", s.sid, d)
+		}
+	}
+	if n == 0 {
+		t.Error("the authorizer may not read tokens")
 	}
 }
