@@ -7,6 +7,7 @@ package operation
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 )
 
@@ -320,6 +321,8 @@ type JournalHead struct {
 // State is the part of an operation that changes. A few fields of the spec are
 // repeated so that lists and sweeps need not read it.
 type State struct {
+	// Format is the store's, of what it wrote; see package record, StateFormat.
+	Format  int    `json:"format,omitempty"`
 	ID      string `json:"id"`
 	Type    string `json:"type"`
 	Cluster string `json:"cluster,omitempty"`
@@ -391,10 +394,5 @@ func (s State) Clone() State {
 
 // StepIndex returns the index of the step with the id, or -1.
 func (s Spec) StepIndex(stepID string) int {
-	for i, st := range s.Steps {
-		if st.ID == stepID {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(s.Steps, func(st PlanStep) bool { return st.ID == stepID })
 }

@@ -30,10 +30,14 @@ type Store struct {
 // maxTries bounds how often a change is tried again after losing a race.
 const maxTries = 12
 
-// Decode reads an item's data.
+// Decode reads an item's data, or says ErrNewer.
 func Decode[T any](it ledger.Item) (T, error) {
 	var v T
-	if err := json.Unmarshal(it.Data, &v); err != nil {
+	err := json.Unmarshal(it.Data, &v) // it goes on behind a field of another type
+	if f := formatOf(&v); f > StateFormat {
+		return v, fmt.Errorf("decode item %s: format %d, known up to %d: %w", it.Key, f, StateFormat, ErrNewer)
+	}
+	if err != nil {
 		return v, fmt.Errorf("decode item %s: %w", it.Key, err)
 	}
 	return v, nil
@@ -144,6 +148,7 @@ func (st *Store) StateItem(s *operation.State) ledger.Item {
 	if !s.Phase.Terminal() {
 		it.Index[ledger.Live] = ledger.Key{PK: ListOperations, SK: sort}
 	}
+	s.Format = StateFormat
 	it.Data = Encode(s)
 	return it
 }

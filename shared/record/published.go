@@ -27,6 +27,7 @@ func PublishedWrite(id string, p Published) ledger.Write {
 // Glance is the part of an operation's state that relay decides by: most feed
 // records need no more, and reading less is what it costs least.
 type Glance struct {
+	Format     int                      `json:"format"`
 	ID         string                   `json:"id"`
 	Cluster    string                   `json:"cluster"`
 	Parent     string                   `json:"parent"`
