@@ -35,7 +35,9 @@ func (st *Store) LiveIn(ctx context.Context, cluster string) (string, error) {
 		}
 		return found != ""
 	}
-	err := st.eachLive(ctx, []string{scopeOf(cluster), scopeOf("")}, func(s *operation.State) (bool, error) { return look(s), nil })
+	err := st.eachLive(ctx, []string{scopeOf(cluster), scopeOf("")}, func(s *operation.State, unread error) (bool, error) {
+		return unread == nil && look(s), unread
+	})
 	if err != nil || found != "" {
 		return found, err
 	}
@@ -64,14 +66,14 @@ func (st *Store) LiveIn(ctx context.Context, cluster string) (string, error) {
 }
 
 // EachLiveIn calls f for the cluster's operations that have not ended, as far as
-// the index shows them.
-func (st *Store) EachLiveIn(ctx context.Context, cluster string, f func(*operation.State) error) error {
-	return st.eachLive(ctx, []string{scopeOf(cluster)}, func(s *operation.State) (bool, error) { return false, f(s) })
+// the index shows them; of one that cannot be read with why.
+func (st *Store) EachLiveIn(ctx context.Context, cluster string, f func(s *operation.State, unread error) error) error {
+	return st.eachLive(ctx, []string{scopeOf(cluster)}, func(s *operation.State, unread error) (bool, error) { return false, f(s, unread) })
 }
 
 // eachLive calls f for what the index of live operations has in the scopes, until
-// it says stop. What is in another scope is told by its keys and not decoded.
-func (st *Store) eachLive(ctx context.Context, scopes []string, f func(*operation.State) (stop bool, err error)) error {
+// it says stop; of what cannot be read with why. What is in another scope is told by its keys and not decoded.
+func (st *Store) eachLive(ctx context.Context, scopes []string, f func(s *operation.State, unread error) (stop bool, err error)) error {
 	q := ledger.Query{Index: ledger.Live, PK: ListOperations}
 	for {
 		p, err := st.Ledger.Query(ctx, q)
@@ -83,10 +85,7 @@ func (st *Store) eachLive(ctx context.Context, scopes []string, f func(*operatio
 				continue
 			}
 			s, err := Decode[operation.State](it)
-			if err != nil {
-				return err
-			}
-			if stop, err := f(&s); err != nil || stop {
+			if stop, err := f(&s, err); err != nil || stop {
 				return err
 			}
 		}

@@ -35,21 +35,43 @@ func (r *Relay) dispatchAll(ctx context.Context, ids []string, seen map[string]r
 	moved = map[string]int64{}
 	for try := range dispatchTries {
 		if seen == nil {
-			if seen, _, err = r.Store.Glances(ctx, ids); err != nil {
-				return moved, ids, nil, err
+			var unread []string
+			if seen, unread, err = r.look(ctx, ids); err != nil {
+				return moved, ids, passed, err
 			}
+			passed = append(passed, unread...)
 		}
 		var now map[string]int64
 		now, failed, err = r.dispatchBy(ctx, ids, seen)
 		maps.Copy(moved, now)
 		if err == nil || stops(ctx, err) {
-			return moved, failed, nil, err
+			return moved, failed, passed, err
 		}
 		ids, seen = failed, nil
 		r.Logger.WarnContext(ctx, "operations not dispatched", "count", len(failed), "operation", failed[0], "err", err)
 		pause(ctx, time.Duration(try+1)*100*time.Millisecond)
 	}
-	return moved, nil, ids, nil
+	return moved, nil, append(passed, ids...), nil
+}
+
+// look glances at the operations. Those that cannot be read are told, and left out.
+func (r *Relay) look(ctx context.Context, ids []string) (seen map[string]record.Glance, unread []string, err error) {
+	if seen, _, err = r.Store.Glances(ctx, ids); err == nil || stops(ctx, err) {
+		return seen, nil, err
+	}
+	seen = map[string]record.Glance{}
+	for _, id := range ids { // to find out whose fault it is
+		one, _, err := r.Store.Glances(ctx, []string{id})
+		if stops(ctx, err) {
+			return nil, nil, err
+		}
+		if err != nil {
+			unread = append(unread, id)
+			r.Logger.ErrorContext(ctx, "an operation cannot be read", "operation", id, "err", err)
+		}
+		maps.Copy(seen, one)
+	}
+	return seen, unread, nil
 }
 
 // PublishFeed puts the journals that the records tell of into their streams: see

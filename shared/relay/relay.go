@@ -208,9 +208,13 @@ func (r *Relay) send(ctx context.Context, kind, op, cluster string, generation i
 }
 
 // Reoffer rings again for every operation of the cluster that nobody holds: an
-// agent has arrived.
+// agent has arrived. One that cannot be read is told, and left out.
 func (r *Relay) Reoffer(ctx context.Context, cluster string) error {
-	return r.Store.EachLiveIn(ctx, cluster, func(s *operation.State) error {
+	return r.Store.EachLiveIn(ctx, cluster, func(s *operation.State, unread error) error {
+		if unread != nil {
+			r.Logger.ErrorContext(ctx, "an operation cannot be read", "cluster", cluster, "err", unread)
+			return nil
+		}
 		waits := s.Phase == operation.Dispatched || s.Phase == operation.Reconciling
 		if !waits || s.Lease != nil || s.PlaneLocal {
 			return nil

@@ -65,10 +65,12 @@ func fleetAndEvents(ctx context.Context, st *record.Store, silentFor time.Durati
 	return errs
 }
 
-// operations deletes those that ended before the time.
+// operations deletes those that ended before the time. One that cannot be read
+// leaves the others alone.
 func operations(ctx context.Context, st *record.Store, before time.Time) (deleted int, err error) {
 	q := ledger.Query{Index: ledger.List, PK: record.ListOperations, To: record.TimeSort(before, ""), Limit: 100}
 	marked := false
+	var unread error
 	for {
 		page, err := st.Ledger.Query(ctx, q)
 		if err != nil {
@@ -78,7 +80,8 @@ func operations(ctx context.Context, st *record.Store, before time.Time) (delete
 		for _, it := range page.Items {
 			s, err := record.Decode[operation.State](it)
 			if err != nil {
-				return deleted, err
+				unread = fmt.Errorf("read old operations: %w", err)
+				continue
 			}
 			if id := record.OperationOf(it.Key); id != "" && s.FinishedAt != nil && !s.FinishedAt.After(before) {
 				ids = append(ids, id)
@@ -95,7 +98,7 @@ func operations(ctx context.Context, st *record.Store, before time.Time) (delete
 			return deleted, err
 		}
 		if page.Next == "" {
-			return deleted, nil
+			return deleted, unread
 		}
 		q.After = page.Next
 	}
