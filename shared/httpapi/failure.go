@@ -17,6 +17,7 @@ import (
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/problem"
 	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // retryUnavailable is when to come back after "unavailable".
@@ -67,6 +68,8 @@ func problemOf(err error) *problem.Problem {
 		return problem.New(problem.NotFound, "there is no such thing").WithCause(err)
 	case errors.Is(err, ledger.ErrUnavailable), errors.Is(err, queue.ErrUnavailable):
 		return problem.New(problem.Unavailable, "the plane's store cannot take the request now").WithCause(err).WithRetryAfter(retryUnavailable)
+	case errors.Is(err, record.ErrNewer): // the part of the plane that answers next may be as new
+		return problem.New(problem.Unavailable, "a record is %s; it cannot be used by the one that answered", record.ErrNewer).WithCause(err).WithRetryAfter(retryUnavailable)
 	case errors.Is(err, ledger.ErrConflict):
 		return problem.New(problem.Unavailable, "others kept writing the same thing; try again").WithCause(err).WithRetryAfter(retryUnavailable)
 	case errors.Is(err, ledger.ErrUnknown):

@@ -19,6 +19,7 @@ import (
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/problem"
 	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 func TestPathsAndMethods(t *testing.T) {
@@ -112,6 +113,7 @@ func TestErrorsOfTheDomain(t *testing.T) {
 		{fmt.Errorf("commit: %w: %w", ledger.ErrUnknown, context.DeadlineExceeded), 504, problem.Timeout},
 		{&ledger.ConflictError{}, 503, problem.Unavailable},
 		{queue.ErrUnavailable, 503, problem.Unavailable},
+		{record.ErrNewer, 503, problem.Unavailable},
 		{queue.ErrNoQueue, 404, problem.NotFound},
 		{auth.ErrUnavailable, 500, problem.Internal}, // only its own type has the code
 		{context.DeadlineExceeded, 504, problem.Timeout},
