@@ -7,6 +7,7 @@
 //	op#ID            j#SEQ               a run of journal entries
 //	op#ID            cmd#GEN#N#I         a run of commands
 //	op#ID            pub                 how far its journal is in the stream
+//	op#ID            late                it could not be published       due
 //	op#ID            kids#N              up to 16 children of a plan
 //	op#ID            slots               written by every admission of a child
 //	res#ID           inv                 an object of the inventory        list, scope, lookup
@@ -45,6 +46,7 @@ const (
 	skState   = "state"
 	skSpec    = "spec"
 	skPub     = "pub"
+	skLate    = "late"
 	skJournal = "j#"
 	skCommand = "cmd#"
 	skKids    = "kids#"
@@ -79,6 +81,18 @@ func StateKey(id string) ledger.Key { return ledger.Key{PK: OperationPK(id), SK:
 
 func specKey(id string) ledger.Key { return ledger.Key{PK: OperationPK(id), SK: skSpec} }
 func pubKey(id string) ledger.Key  { return ledger.Key{PK: OperationPK(id), SK: skPub} }
+
+func lateKey(id string) ledger.Key { return ledger.Key{PK: OperationPK(id), SK: skLate} }
+
+// LateOf returns the operation whose note the key is that it could not be
+// published, or "".
+func LateOf(k ledger.Key) string {
+	id, ok := strings.CutPrefix(k.PK, "op#")
+	if k.SK != skLate || !ok {
+		return ""
+	}
+	return id
+}
 
 // seqKey pads a number so that keys sort as numbers do.
 func seqKey(prefix string, n int64) string { return fmt.Sprintf("%s%016d", prefix, n) }

@@ -9,7 +9,7 @@ import (
 // kinds names the items of each partition's prefix, by their whole sort key or
 // its part up to the first "#".
 var kinds = map[string]map[string]string{
-	"op":    {skState: "operation", skSpec: "spec", "j": "journal", "cmd": "commands", skPub: "published", "kids": "children", "slots": "slots"},
+	"op":    {skState: "operation", skSpec: "spec", "j": "journal", "cmd": "commands", skPub: "published", skLate: "late", "kids": "children", "slots": "slots"},
 	"res":   {"inv": "inventory", "lock": "lock", "ref": "reference"},
 	"idem":  {"idem": "idempotency_key"},
 	"clu":   {"cluster": "cluster", "agent": "agent", "reporter": "reporter", "events": "agent_events", "snap": "snapshot"},

@@ -11,7 +11,7 @@ func TestKind(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1_700_000_000, 0)
 	for want, k := range map[string]ledger.Key{
-		KindOperation: StateKey("op_1"), "spec": specKey("op_1"), "journal": journalKey("op_1", 1), "published": pubKey("op_1"),
+		KindOperation: StateKey("op_1"), "spec": specKey("op_1"), "journal": journalKey("op_1", 1), "published": pubKey("op_1"), "late": lateKey("op_1"),
 		"children": kidsKey("op_1", 0), "slots": slotsKey("op_1"), "commands": CommandWrite("op_1", 1, 1, 0, nil).Item.Key,
 		"inventory": InventoryKey("nod_1"), "lock": LockKey("nod_1"), "reference": refKey("nod_1", "op_1", at),
 		"idempotency_key": idemKey("p", "POST", "/", "k"), KindCluster: ClusterKey("clu_1"), "cluster_name": ClusterNameKey("alpha"),

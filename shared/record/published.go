@@ -24,6 +24,17 @@ func PublishedWrite(id string, p Published) ledger.Write {
 	return ledger.Write{Item: ledger.Item{Key: pubKey(id), Data: Encode(p)}, Expect: p.Version}
 }
 
+// LateWrite notes that an operation could not be published, and is to be at the
+// time.
+func LateWrite(id string, due time.Time) ledger.Write {
+	return ledger.Write{Item: ledger.Item{Key: lateKey(id), Data: []byte("{}"), Due: dueMilli(due)}, Expect: ledger.AnyVersion}
+}
+
+// LateDone takes a note of that version back.
+func LateDone(id string, version int64) ledger.Write {
+	return ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: lateKey(id)}, Expect: version}
+}
+
 // Glance is the part of an operation's state that relay decides by: most feed
 // records need no more, and reading less is what it costs least.
 type Glance struct {

@@ -76,7 +76,7 @@ func (r *Relay) look(ctx context.Context, ids []string) (seen map[string]record.
 
 // PublishFeed puts the journals that the records tell of into their streams: see
 // Publish. An operation that cannot be published is told and passed over, so
-// that the others go on; its next record, or the sweep, tries again.
+// that the others go on; its next record, or the sweep by a note, tries again.
 //
 // With an error (the ledger is unavailable or lost an answer, or ctx has ended) it returns the
 // records that must come again; the others are dealt with.
@@ -103,6 +103,11 @@ func (r *Relay) publishAll(ctx context.Context, ids []string, seen *glances) (fa
 		if err != nil {
 			passed = append(passed, id)
 			r.Logger.ErrorContext(ctx, "an operation's events cannot be published", "operation", id, "err", err)
+			if err := r.later(ctx, id); stops(ctx, err) {
+				return ids[i:], passed, err
+			} else if err != nil {
+				r.Logger.ErrorContext(ctx, "that it is to be tried again cannot be noted", "operation", id, "err", err)
+			}
 		}
 	}
 	return nil, passed, nil

@@ -100,6 +100,9 @@ func (s *Sweep) item(ctx context.Context, it ledger.Item) error {
 	if cluster, agent := record.AgentOf(it.Key); agent != "" {
 		return s.agent(ctx, it.Key, cluster)
 	}
+	if id := record.LateOf(it.Key); id != "" {
+		return s.Relay.PublishLate(ctx, id, it.Version)
+	}
 	return nil
 }
 
