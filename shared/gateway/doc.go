@@ -51,6 +51,12 @@ const (
 	MaxAnswerBytes = 6 << 20
 )
 
+// PreflightRoute takes a browser's preflights, which come without a credential;
+// template.yaml has it where web origins may call. The gateway puts the headers of
+// its CORS configuration to whatever is answered, and a browser wants a status of
+// success with them (API Gateway Developer Guide, "Configure CORS for HTTP APIs").
+const PreflightRoute = "OPTIONS /{proxy+}"
+
 // endMargin is what is left of a function's own time when its handler's context
 // ends, to answer that it did.
 const endMargin = 500 * time.Millisecond

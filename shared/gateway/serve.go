@@ -24,6 +24,9 @@ type Server struct {
 // answer: an error would make the gateway say 500 without a word. The handler's
 // context ends before the gateway's patience and the function's own time do.
 func (s *Server) Serve(ctx context.Context, e events.APIGatewayV2HTTPRequest) (events.APIGatewayV2HTTPResponse, error) {
+	if e.RouteKey == PreflightRoute {
+		return events.APIGatewayV2HTTPResponse{StatusCode: http.StatusNoContent, Headers: map[string]string{}}, nil
+	}
 	budget := s.Budget
 	if budget <= 0 {
 		budget = Budget

@@ -125,6 +125,26 @@ func TestHead(t *testing.T) {
 	}
 }
 
+// TestPreflight: a browser's question is answered without a handler, OPTIONS by
+// any other route is the handler's matter.
+func TestPreflight(t *testing.T) {
+	t.Parallel()
+	asked := 0
+	s := &Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		w.WriteHeader(http.StatusMethodNotAllowed)
+	}), Logger: slog.New(slog.DiscardHandler)}
+	e := events.APIGatewayV2HTTPRequest{RouteKey: PreflightRoute, RawPath: "/v1/operations"}
+	e.RequestContext.HTTP.Method = http.MethodOptions
+	if a, err := s.Serve(t.Context(), e); err != nil || a.StatusCode != http.StatusNoContent || a.Body != "" || asked != 0 {
+		t.Errorf("a preflight: %+v, %v, the handler was asked %d times", a, err, asked)
+	}
+	e.RouteKey = "$default"
+	if a, err := s.Serve(t.Context(), e); err != nil || a.StatusCode != http.StatusMethodNotAllowed || asked != 1 {
+		t.Errorf("OPTIONS by the other route: %+v, %v, the handler was asked %d times", a, err, asked)
+	}
+}
+
 func TestWriterByTheRulesOfNetHTTP(t *testing.T) {
 	t.Parallel()
 	a, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) {

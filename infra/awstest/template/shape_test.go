@@ -203,7 +203,7 @@ func TestRoutes(t *testing.T) {
 	}
 	open, user := "NONE <nil> integrations/${ApiIntegration}", "CUSTOM {Ref Authorizer} integrations/${ApiIntegration}"
 	want := map[string]string{
-		"GET /healthz": open, "GET /readyz": open, "GET /openapi.json": open, "GET /docs": open, "$default": user, "OPTIONS /{proxy+}": open,
+		"GET /healthz": open, "GET /readyz": open, "GET /openapi.json": open, "GET /docs": open, "$default": user, gateway.PreflightRoute: open,
 		"ANY /v1/agent/{proxy+}": "CUSTOM {Ref Authorizer} integrations/${AgentApiIntegration}",
 	}
 	if d := cmp.Diff(want, have); d != "" {
