@@ -10,14 +10,17 @@
 package event
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // PlaneStream is the name of the plane's own stream. A cluster's stream is named
@@ -30,6 +33,29 @@ func StreamOf(cluster string) string {
 		return PlaneStream
 	}
 	return cluster
+}
+
+// Streams lists the streams that there are: the plane's, those of the clusters,
+// and those of deleted ones that have events left.
+func Streams(ctx context.Context, st *record.Store) ([]string, error) {
+	clusters, err := st.Clusters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := []string{PlaneStream}
+	for _, c := range clusters {
+		out = append(out, StreamOf(c.ID))
+	}
+	former, err := st.Former(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range former { // one that is being deleted may be in both lists
+		if s := StreamOf(c); !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out, nil
 }
 
 // Subject is what an event is about.

@@ -161,19 +161,9 @@ func (a *API) userRoutes() {
 // Close writes the audit records that still wait; the context bounds it.
 func (a *API) Close(ctx context.Context) error { return a.audit.close(ctx) }
 
-// streamsOf lists the streams of all clusters.
+// streamsOf lists the streams that a reader of all reads.
 func streamsOf(st *record.Store) func(context.Context) ([]string, error) {
-	return func(ctx context.Context) ([]string, error) {
-		clusters, err := st.Clusters(ctx)
-		if err != nil {
-			return nil, err
-		}
-		out := make([]string, len(clusters))
-		for i, c := range clusters {
-			out[i] = event.StreamOf(c.ID)
-		}
-		return out, nil
-	}
+	return func(ctx context.Context) ([]string, error) { return event.Streams(ctx, st) }
 }
 
 func (a *API) historyBegins(ctx context.Context) *time.Time {

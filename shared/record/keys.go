@@ -24,6 +24,7 @@
 //	str#STREAM       ev#SEQ              a run of events
 //	str#STREAM       bus                 how far it was put on the bus
 //	feed#READER      position            how far a reader of the change feed is
+//	meta             former#ID           a deleted cluster whose events are left
 //	aud#DAY          TIME#ID             an audit record
 //	dlq#ID           letter              a dead letter                     list
 //	chg#ID           change              a manual change                   list

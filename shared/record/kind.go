@@ -21,7 +21,7 @@ var kinds = map[string]map[string]string{
 	"prv":   {"preview": "preview"},
 	"cur":   {"cursor": "cursor"},
 	"token": {"token": "token", "used": "token_use"},
-	"meta":  {"history": "history", "import": "import"},
+	"meta":  {"history": "history", "import": "import", "former": "former_cluster"},
 }
 
 // The kinds by which others decide; see Kind.

@@ -19,7 +19,7 @@ func TestKind(t *testing.T) {
 		KindSnapshot: SnapshotKey("clu_1", "s", 1), KindStream: StreamHeadKey("clu_1"), "events": StreamRunKey("clu_1", 1),
 		KindBusPosition: StreamBusKey("clu_1"), KindFeedPosition: FeedKey("dispatch"), "audit": AuditKey(at, "x"),
 		"dead_letter": DeadLetterKey("d"), "manual_change": ChangeKey("c"), KindPreview: PreviewKey("p"), "cursor": CursorKey("c"),
-		"history": historyKey, KindImport: ImportKey, KindToken: {PK: "token#tok_1", SK: "token"}, KindTokenUse: {PK: "token#tok_1", SK: "used"},
+		"history": historyKey, "former_cluster": FormerKey("clu_1"), KindImport: ImportKey, KindToken: {PK: "token#tok_1", SK: "token"}, KindTokenUse: {PK: "token#tok_1", SK: "used"},
 		"later": {PK: "later#1", SK: "x"},
 	} {
 		if got := Kind(k); got != want {

@@ -161,6 +161,7 @@ func (s *Service) removeCluster(ctx context.Context, call admission.Call, found 
 		writes := []ledger.Write{
 			{Kind: ledger.Delete, Item: ledger.Item{Key: record.ClusterKey(c.ID)}, Expect: version},
 			{Kind: ledger.Delete, Item: ledger.Item{Key: record.ClusterNameKey(c.Name)}, Expect: ledger.AnyVersion},
+			record.FormerWrite(c.ID, s.now()),
 			s.audit(call, "cluster.delete", c.ID, http.StatusNoContent, ""),
 		}
 		for cursor := ""; ; {

@@ -76,13 +76,9 @@ func (r *Relay) MendBus(ctx context.Context) error {
 	if r.Bus == nil {
 		return nil
 	}
-	clusters, err := r.Store.Clusters(ctx)
+	streams, err := event.Streams(ctx, r.Store)
 	if err != nil {
 		return err
-	}
-	streams := []string{event.StreamOf("")}
-	for _, c := range clusters {
-		streams = append(streams, event.StreamOf(c.ID))
 	}
 	var errs error
 	for len(streams) > 0 {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -50,17 +51,25 @@ func fleetAndEvents(ctx context.Context, st *record.Store, silentFor time.Durati
 		return err
 	}
 	var errs error
-	names := []string{event.StreamOf("")}
 	for _, c := range clusters {
 		if err := removeAgents(ctx, st, c.ID, silentFor); err != nil {
 			errs = errors.Join(errs, fmt.Errorf("remove agents of cluster %s: %w", c.ID, err))
 		}
-		names = append(names, event.StreamOf(c.ID))
 	}
-	for _, name := range names {
-		if _, _, err := event.Trim(ctx, st.Ledger, name, before); err != nil {
-			errs = errors.Join(errs, err)
+	streams, err := event.Streams(ctx, st)
+	if err != nil {
+		return errors.Join(errs, err)
+	}
+	former, err := st.Former(ctx)
+	if err != nil {
+		return errors.Join(errs, err)
+	}
+	for _, name := range streams {
+		head, _, err := event.Trim(ctx, st.Ledger, name, before)
+		if err == nil && head.Low >= head.Next && slices.Contains(former, name) { // the last of a deleted cluster
+			err = st.Ledger.Commit(ctx, ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: record.FormerKey(name)}, Expect: ledger.AnyVersion})
 		}
+		errs = errors.Join(errs, err)
 	}
 	return errs
 }

@@ -168,13 +168,9 @@ func (r *Report) published(ctx context.Context, st *record.Store, op *operation.
 // streams walks every stream: sequences without holes, ids without repeats.
 func (r *Report) streams(ctx context.Context, st *record.Store) (map[eventID]bool, error) {
 	seen := map[eventID]bool{}
-	clusters, err := st.Clusters(ctx)
+	names, err := event.Streams(ctx, st)
 	if err != nil {
 		return nil, err
-	}
-	names := []string{event.StreamOf("")}
-	for _, c := range clusters {
-		names = append(names, event.StreamOf(c.ID))
 	}
 	for _, name := range names {
 		head, _, err := event.LoadHead(ctx, st.Ledger, name)

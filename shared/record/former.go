@@ -1,0 +1,44 @@
+package record
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+)
+
+const skFormer = "former#"
+
+// FormerKey is the key that says that a cluster was deleted and has events left.
+func FormerKey(cluster string) ledger.Key { return ledger.Key{PK: "meta", SK: skFormer + cluster} }
+
+type former struct {
+	DeletedAt time.Time `json:"deleted_at"`
+}
+
+// FormerWrite says that a cluster is deleted: its operations stay, and its stream
+// is to be found until retention has taken the last of its events.
+func FormerWrite(cluster string, at time.Time) ledger.Write {
+	return ledger.Write{Item: ledger.Item{Key: FormerKey(cluster), Data: Encode(former{at.UTC()})}, Expect: ledger.AnyVersion}
+}
+
+// Former lists the deleted clusters that have events left.
+func (st *Store) Former(ctx context.Context) ([]string, error) {
+	q := ledger.Query{PK: "meta", From: skFormer, To: skFormer + "~"}
+	var out []string
+	for {
+		p, err := st.Ledger.Query(ctx, q)
+		if err != nil {
+			return nil, fmt.Errorf("list deleted clusters: %w", err)
+		}
+		for _, it := range p.Items {
+			out = append(out, strings.TrimPrefix(it.SK, skFormer))
+		}
+		if p.Next == "" {
+			return out, nil
+		}
+		q.After = p.Next
+	}
+}
