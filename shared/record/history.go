@@ -71,20 +71,24 @@ func (st *Store) DeleteOperation(ctx context.Context, id string) error {
 		}
 		q.After = p.Next
 	}
-	for len(keys) > 0 {
+	gone := func(k ledger.Key, version int64) ledger.Write {
+		return ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: k}, Expect: version}
+	}
+	last := []ledger.Write{gone(StateKey(id), op.Version), gone(specKey(id), ledger.AnyVersion), gone(pubKey(id), ledger.AnyVersion)}
+	for len(keys) > ledger.MaxWrites-len(last) {
 		n := min(ledger.MaxWrites-1, len(keys))
 		// A retry in the meantime keeps its history.
 		ws := []ledger.Write{{Kind: ledger.Check, Item: ledger.Item{Key: StateKey(id)}, Expect: op.Version}}
 		for _, k := range keys[:n] {
-			ws = append(ws, ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: k}, Expect: ledger.AnyVersion})
+			ws = append(ws, gone(k, ledger.AnyVersion))
 		}
 		keys = keys[n:]
 		if err := st.Ledger.Commit(ctx, ws...); err != nil {
 			return fmt.Errorf("delete parts of %s: %w", id, err)
 		}
 	}
-	return st.Ledger.Commit(ctx,
-		ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: StateKey(id)}, Expect: op.Version},
-		ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: specKey(id)}, Expect: ledger.AnyVersion},
-		ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: pubKey(id)}, Expect: ledger.AnyVersion})
+	for _, k := range keys { // mostly all: a check beside them would cost as much as the state
+		last = append(last, gone(k, ledger.AnyVersion))
+	}
+	return st.Ledger.Commit(ctx, last...)
 }

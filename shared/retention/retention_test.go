@@ -215,29 +215,35 @@ func TestEventsDoNotWaitForOperations(t *testing.T) {
 	}
 }
 
-// TestRetriedMeanwhile: an operation that is run again while it is being deleted
-// keeps its history.
+// TestRetriedMeanwhile: an operation that is run again while it is being deleted,
+// in one commit or in several, keeps its history.
 func TestRetriedMeanwhile(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	op := b.make(3)
-	b.apply(op, failed)
-	b.clock = t0.Add(31 * day)
-	once := sync.OnceFunc(func() { b.apply(op, operation.Retry{Deadline: b.clock.Add(time.Hour)}) })
-	b.tap.before = func(ws []ledger.Write) {
-		if ws[0].Kind == ledger.Check {
-			once()
+	for _, resources := range []int{3, 120} {
+		b := setup(t)
+		op := b.make(resources)
+		b.apply(op, failed)
+		b.clock = t0.Add(31 * day)
+		once := sync.OnceFunc(func() { b.apply(op, operation.Retry{Deadline: b.clock.Add(time.Hour)}) })
+		b.tap.before = func(ws []ledger.Write) {
+			if ws[0].Item.Key == record.StateKey(op) && ws[0].Kind != ledger.Put {
+				once()
+			}
 		}
-	}
-	if n := b.pass(); n != 0 {
-		t.Errorf("%d deleted", n)
-	}
-	o, err := b.store.Load(context.Background(), op)
-	b.no(err)
-	entries, err := b.store.Journal(context.Background(), op, 1, 0)
-	b.no(err)
-	if err := operation.VerifyChain(entries, o.State.Journal); err != nil || o.State.Phase != operation.Pending {
-		t.Errorf("%s: %v", o.State.Phase, err)
+		if n := b.pass(); n != 0 {
+			t.Errorf("%d resources: %d deleted", resources, n)
+		}
+		o, err := b.store.Load(context.Background(), op)
+		b.no(err)
+		entries, err := b.store.Journal(context.Background(), op, 1, 0)
+		b.no(err)
+		if err := operation.VerifyChain(entries, o.State.Journal); err != nil || o.State.Phase != operation.Pending {
+			t.Errorf("%d resources: %s: %v", resources, o.State.Phase, err)
+		}
+		refs, err := b.store.Ledger.Query(context.Background(), ledger.Query{PK: record.ResourcePK(o.Spec.Resources[resources-1])})
+		if err != nil || len(refs.Items) == 0 {
+			t.Errorf("%d resources: the last of them does not tell of it: %v", resources, err)
+		}
 	}
 }
 
