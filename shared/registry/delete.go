@@ -22,6 +22,9 @@ import (
 // Every admission, retry and child's admission requires in its commit that the
 // cluster's item is as it was when it was not being deleted. So after the mark
 // nothing comes to life, and what came before is found by record.Store.LiveIn.
+//
+// What agents report at the last moment, or so late that the index does not show
+// it, retention's next pass removes.
 func (s *Service) Delete(ctx context.Context, call admission.Call, name string) error {
 	found, err := s.Find(ctx, call, name)
 	if err != nil {
@@ -37,13 +40,13 @@ func (s *Service) Delete(ctx context.Context, call admission.Call, name string) 
 	if err := s.unused(ctx, found); err != nil { // it slipped in before the mark
 		return errors.Join(err, s.unmark(ctx, found.ID, marked))
 	}
-	if err := s.removeInventory(ctx, found.ID); err != nil {
+	if err := s.Store.ClearInventory(ctx, found.ID); err != nil {
 		return err
 	}
 	if err := s.Queues.Remove(ctx, found.Queue); err != nil {
 		return fmt.Errorf("remove queue of cluster %s: %w", found.ID, err)
 	}
-	if err := s.removePartition(ctx, found.ID); err != nil {
+	if err := s.Store.ClearPartition(ctx, found.ID); err != nil {
 		return err
 	}
 	return s.removeCluster(ctx, call, found)
@@ -94,54 +97,6 @@ func (s *Service) unmark(ctx context.Context, cluster string, marked int64) erro
 		return nil
 	}
 	return err
-}
-
-var inventoryKinds = []string{operation.KindNode, operation.KindDevice, operation.KindDeployment, operation.KindComponent}
-
-func (s *Service) removeInventory(ctx context.Context, cluster string) error {
-	for _, kind := range inventoryKinds {
-		q := ledger.Query{Index: ledger.Scope, PK: record.InventoryScope(kind, cluster), Limit: ledger.MaxWrites}
-		if err := s.removeAll(ctx, q); err != nil {
-			return fmt.Errorf("remove inventory of cluster %s: %w", cluster, err)
-		}
-	}
-	return nil
-}
-
-// removePartition deletes what the cluster's partition holds beside the cluster:
-// agents, the reporter, marks of events, parts of snapshots.
-func (s *Service) removePartition(ctx context.Context, cluster string) error {
-	q := ledger.Query{PK: record.ClusterPK(cluster), Limit: ledger.MaxWrites}
-	if err := s.removeAll(ctx, q); err != nil {
-		return fmt.Errorf("remove agents of cluster %s: %w", cluster, err)
-	}
-	return nil
-}
-
-// removeAll deletes every item of a query but the cluster's own. Nobody decides
-// by these items, so that the last write may win.
-func (s *Service) removeAll(ctx context.Context, q ledger.Query) error {
-	for {
-		p, err := s.Store.Ledger.Query(ctx, q)
-		if err != nil {
-			return err
-		}
-		var writes []ledger.Write
-		for _, it := range p.Items {
-			if it.SK != "cluster" {
-				writes = append(writes, ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: it.Key}, Expect: ledger.AnyVersion})
-			}
-		}
-		if len(writes) > 0 {
-			if err := s.Store.Ledger.Commit(ctx, writes...); err != nil {
-				return err
-			}
-		}
-		if p.Next == "" {
-			return nil
-		}
-		q.After = p.Next
-	}
 }
 
 // maxTokens bounds the agents' tokens that end with their cluster in its commit.

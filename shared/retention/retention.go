@@ -43,7 +43,7 @@ func Pass(ctx context.Context, st *record.Store, p Policy) (deleted int, err err
 	return deleted, errors.Join(errs, err)
 }
 
-// fleetAndEvents deletes agents and events. A cluster that fails leaves the
+// fleetAndEvents deletes agents and events, and what deleted clusters left. A cluster that fails leaves the
 // others alone.
 func fleetAndEvents(ctx context.Context, st *record.Store, silentFor time.Duration, before time.Time) error {
 	clusters, err := st.Clusters(ctx)
@@ -63,6 +63,9 @@ func fleetAndEvents(ctx context.Context, st *record.Store, silentFor time.Durati
 	former, err := st.Former(ctx)
 	if err != nil {
 		return errors.Join(errs, err)
+	}
+	for _, c := range former { // what its deletion did not see; see registry.Service.Delete
+		errs = errors.Join(errs, st.ClearInventory(ctx, c), st.ClearPartition(ctx, c))
 	}
 	for _, name := range streams {
 		head, _, err := event.Trim(ctx, st.Ledger, name, before)
