@@ -18,6 +18,8 @@ import (
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/record"
+	"github.com/opsplane/opsplane/shared/retention"
 )
 
 // bar is what a million operations of six transitions may cost, with every
@@ -47,6 +49,7 @@ func TestCost(t *testing.T) {
 	d.priced(t, fmt.Sprintf("%d rolls, one after the other", alone), targets[together:together+alone], 1)
 	d.running(t, slow)
 	d.idling(t)
+	d.forgetting(t)
 }
 
 // BenchmarkRequests tells what operations ask of AWS: requests of each service,
@@ -169,6 +172,25 @@ func (d *Deployment) running(t testing.TB, targets []object) {
 	p := table(&out, d.Operations.Units(), n)
 	d.parts(&out, n)
 	t.Logf("%sten minutes of it: US$ %.2f a million operations", out.String(), 10*p.usd)
+}
+
+// forgetting prices what deletes an operation once it is past its age, with its
+// events; what carries a time to live DynamoDB deletes for nothing.
+func (d *Deployment) forgetting(t testing.TB) {
+	t.Helper()
+	from := d.Plane.Store
+	st := &record.Store{Ledger: from.Ledger, Timing: from.Timing, IndexLag: from.IndexLag,
+		Now: func() time.Time { return time.Now().Add(retention.Default.Operations + time.Hour) }}
+	d.Operations.Reset()
+	n, err := retention.Pass(t.Context(), st, retention.Default)
+	if err != nil || n == 0 {
+		t.Fatalf("%d operations deleted: %v", n, err)
+	}
+	var out strings.Builder
+	fmt.Fprintf(&out, "\n%d operations deleted at the end of their time\n", n)
+	table(&out, d.Operations.Units(), float64(n))
+	d.parts(&out, float64(n))
+	t.Log(out.String())
 }
 
 // idling prices a month without operations: one agent's heartbeats and polls, and
