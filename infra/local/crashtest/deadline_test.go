@@ -12,7 +12,7 @@ import (
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
-const stuck = 40 // operations of each kind that time out
+const stuck = 100 // operations of each kind that time out
 
 // blockedWorld is a cluster of nodes that cannot be drained: the disruption
 // budget of the pod on each allows nothing.
@@ -34,7 +34,7 @@ func blockedWorld(t *testing.T, p *plane, name string) string {
 	return file
 }
 
-// TestDeadlines lets 40 operations time out that nobody can take and 40 that an
+// TestDeadlines lets 100 operations time out that nobody can take and 100 that an
 // agent works on, and tells how late the latest of each was.
 func TestDeadlines(t *testing.T) {
 	p := newPlane(t, "--log", "warn")
@@ -46,12 +46,12 @@ func TestDeadlines(t *testing.T) {
 	gone.in() // it told of its nodes, and stops
 	_ = gone.cmd.Wait()
 	here, hereToken := p.cluster(c, "here")
-	p.startAgent("there", hereToken, blockedWorld(t, p, "here"), filepath.Join(p.dir, "sim-here"))
+	p.startAgent("there", hereToken, blockedWorld(t, p, "here"), filepath.Join(p.dir, "sim-here"), "--concurrency", fmt.Sprint(stuck))
 	waiting, running := c.thingsOf("nodes", away, stuck), c.thingsOf("nodes", here, stuck)
 
 	var idle, busy []op
 	for i := range stuck {
-		due := time.Duration(2000+rand.IntN(2000)) * time.Millisecond
+		due := time.Duration(4000+rand.IntN(2000)) * time.Millisecond
 		idle = append(idle, c.create(request{Type: "node.cordon", Target: waiting[i].ID, Reason: "nobody is there", Deadline: in(due)}))
 		busy = append(busy, c.create(request{Type: "node.drain", Target: running[i].ID, Reason: "blocked", Deadline: in(due)}))
 	}
