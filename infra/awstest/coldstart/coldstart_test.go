@@ -27,8 +27,10 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/awsclient"
 	"github.com/opsplane/opsplane/shared/cloud"
+	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
 	"github.com/opsplane/opsplane/shared/queue/sqs"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 const (
@@ -96,7 +98,7 @@ func deploy(t *testing.T) *deployment {
 	})
 	d.env = []string{cloud.EnvStage + "=" + c.Stage, cloud.EnvTable + "=" + c.Table, cloud.EnvQueuePrefix + "=" + c.QueuePrefix, cloud.EnvBus + "=" + c.Bus,
 		awsclient.EndpointEnv + "=" + endpoint, "AWS_REGION=us-east-1", "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test"}
-	for _, f := range []string{"api", "agentapi", "authorizer"} {
+	for _, f := range []string{"api", "agentapi", "authorizer", "relay", "sweep", "plane"} {
 		d.binary[f] = filepath.Join(t.TempDir(), "bootstrap")
 		build(t, d.binary[f], f)
 	}
@@ -318,6 +320,17 @@ func TestStartToFirstAnswer(t *testing.T) { // not parallel: it measures time
 	bearer := d.token(auth.TokenSpec{Name: "admin", Role: auth.Admin})
 	who := d.principal(d.start("authorizer"), bearer)
 	agent := map[string]any{"principal": `{"id":"tok_x","kind":"agent","roles":["agent"],"clusters":["clu_x"]}`}
+	// What the other three are rung for is of an operation that is not there: they
+	// look, and have nothing to do.
+	nobody := id.New(id.Operation, time.Now())
+	message := func(body string) any {
+		return map[string]any{"Records": []any{map[string]any{"eventSource": "aws:sqs", "messageId": "m", "receiptHandle": "r", "body": body}}}
+	}
+	state := record.StateKey(nobody)
+	keys := map[string]any{"pk": map[string]any{"S": state.PK}, "sk": map[string]any{"S": state.SK}}
+	image := map[string]any{"pk": keys["pk"], "sk": keys["sk"], "v": map[string]any{"N": "1"}, "f": map[string]any{"N": "1"}}
+	change := map[string]any{"Records": []any{map[string]any{"eventID": "e", "eventName": "INSERT", "eventSource": "aws:dynamodb",
+		"dynamodb": map[string]any{"Keys": keys, "NewImage": image, "SequenceNumber": "1"}}}}
 	for _, tt := range []struct {
 		function string
 		event    any
@@ -326,6 +339,9 @@ func TestStartToFirstAnswer(t *testing.T) { // not parallel: it measures time
 		{"authorizer", asks(bearer), `"isAuthorized":true`},
 		{"api", event(who, "GET", "/v1/operations", ""), `"statusCode":200`},
 		{"agentapi", event(agent, "POST", "/v1/agent/renewals", `{"agent_id":"agt_x","boot":"b","renewals":[]}`), `"statusCode":404`}, // there is no such agent
+		{"relay", change, `{"batchItemFailures":[]}`},
+		{"sweep", message(`{"version":1,"kind":"wake","due":"2026-07-01T00:00:00Z"}`), `{"batchItemFailures":[]}`},
+		{"plane", message(`{"version":1,"operation":"` + nobody + `"}`), `{"batchItemFailures":[]}`},
 	} {
 		var kept bool
 		for range rounds {
