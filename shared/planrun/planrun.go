@@ -24,18 +24,12 @@ type Runner struct {
 	Admission *admission.Service
 }
 
-// maxTries bounds how often one Advance starts over after losing a race.
-const maxTries = 10
-
 // Advance brings the plan as far as it can go now. An operation that is none,
 // or has ended, is left alone.
+// Several may be at one plan, each rung for by another child: who loses a race
+// waits a little, and finds most of it done.
 func (r *Runner) Advance(ctx context.Context, id string) error {
-	for try := 0; ; try++ {
-		err := r.advance(ctx, id)
-		if !errors.Is(err, ledger.ErrConflict) || try == maxTries {
-			return err
-		}
-	}
+	return record.Again(ctx, func() error { return r.advance(ctx, id) })
 }
 
 func (r *Runner) advance(ctx context.Context, id string) error {
