@@ -30,12 +30,7 @@ func main() {
 }
 
 func newServer(ctx context.Context) (*gateway.Server, error) {
-	cfg, err := cloud.FromEnv()
-	if err != nil {
-		return nil, err
-	}
-	cfg.Logger = cloud.NewLogger(os.Stdout, cfg, gateway.LogAttr)
-	p, err := cloud.Open(ctx, cfg)
+	p, err := cloud.Open(ctx, gateway.LogAttr)
 	if err != nil {
 		return nil, err
 	}

@@ -24,11 +24,7 @@ func main() {
 }
 
 func newAuthorizer(ctx context.Context) (*gateway.Authorizer, error) {
-	cfg, err := cloud.FromEnv()
-	if err != nil {
-		return nil, err
-	}
-	p, err := cloud.Open(ctx, cfg)
+	p, err := cloud.Open(ctx)
 	if err != nil {
 		return nil, err
 	}

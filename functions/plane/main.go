@@ -22,11 +22,7 @@ func main() {
 }
 
 func handler(ctx context.Context) (*worker.Plane, error) {
-	c, err := cloud.FromEnv()
-	if err != nil {
-		return nil, err
-	}
-	p, err := cloud.Open(ctx, c)
+	p, err := cloud.Open(ctx)
 	if err != nil {
 		return nil, err
 	}

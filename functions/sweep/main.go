@@ -23,11 +23,7 @@ func main() {
 }
 
 func handler(ctx context.Context) (*worker.Sweep, error) {
-	c, err := cloud.FromEnv()
-	if err != nil {
-		return nil, err
-	}
-	p, err := cloud.Open(ctx, c)
+	p, err := cloud.Open(ctx)
 	if err != nil {
 		return nil, err
 	}

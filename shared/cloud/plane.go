@@ -47,9 +47,15 @@ type Plane struct {
 	aws aws.Config
 }
 
-// Open makes the engines with the environment's SDK configuration. It calls no
-// service of AWS: the first invocation does.
-func Open(ctx context.Context, c Config) (*Plane, error) {
+// Open makes the engines of the deployment that the environment names, with the
+// environment's SDK configuration; logs carry the attributes too (NewLogger). It
+// calls no service of AWS: the first invocation does.
+func Open(ctx context.Context, attrs ...func(context.Context) slog.Attr) (*Plane, error) {
+	c, err := FromEnv()
+	if err != nil {
+		return nil, err
+	}
+	c.Logger = NewLogger(os.Stdout, c, attrs...)
 	a, err := awsclient.Load(ctx)
 	if err != nil {
 		return nil, err

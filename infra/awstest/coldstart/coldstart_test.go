@@ -79,7 +79,7 @@ func deploy(t *testing.T) *deployment {
 	client := dynamodb.NewFromConfig(aws)
 	must(t, dynamo.Create(ctx, client, c.Table))
 	d := &deployment{t: t, binary: map[string]string{}}
-	d.plane, err = cloud.Open(ctx, c)
+	d.plane, err = cloud.New(c, aws)
 	must(t, err)
 	queues := []string{sqs.Dead, "sweep", "plane"}
 	for _, q := range queues {
