@@ -14,9 +14,13 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// schemaVersion is kept in the file (user_version). A file of another version
-// is replaced: a queue holds nothing that cannot be rung again.
+// schemaVersion is kept in the file (user_version). A file of an older version
+// is replaced: a queue holds nothing that cannot be rung again. One of a newer
+// version is refused, like the whole folder that it stands in.
 const schemaVersion = 1
+
+// ErrNewer: the file was written by a newer version of the program.
+var ErrNewer = errors.New("queue file is of a newer version")
 
 // errDamaged: the file is no sound queue database of this version.
 var errDamaged = errors.New("damaged queue file")
@@ -101,6 +105,9 @@ func openSound(ctx context.Context, path string) (_ *sql.DB, err error) {
 			return nil, errors.New("file is another database")
 		}
 		return db, create(ctx, db)
+	}
+	if version > schemaVersion {
+		return nil, fmt.Errorf("%w: schema version %d, this program knows %d", ErrNewer, version, schemaVersion)
 	}
 	if version != schemaVersion {
 		return nil, fmt.Errorf("%w: schema version %d, want %d", errDamaged, version, schemaVersion)

@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
@@ -320,6 +321,38 @@ func TestOpen(t *testing.T) {
 			t.Fatal(err)
 		}
 		sendOne(t, d, "x", 0)
+	})
+	t.Run("a newer version is refused and left as it is", func(t *testing.T) {
+		t.Parallel()
+		path := filepath.Join(t.TempDir(), "queue.db")
+		if err := open(t, path).Close(); err != nil {
+			t.Fatal(err)
+		}
+		db, err := sql.Open("sqlite", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := db.ExecContext(t.Context(), `pragma user_version = 2`); err != nil {
+			t.Fatal(err)
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+		before, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(t.Context(), Options{Path: path}); !errors.Is(err, ErrNewer) {
+			t.Fatalf("opened: %v", err)
+		}
+		after, err := os.ReadFile(path)
+		if err != nil || !bytes.Equal(before, after) {
+			t.Errorf("the file was changed (%v)", err)
+		}
+		names, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*"))
+		if err != nil || len(names) != 1 {
+			t.Errorf("beside it: %v (%v)", names, err)
+		}
 	})
 	t.Run("missing file is made", func(t *testing.T) {
 		t.Parallel()
