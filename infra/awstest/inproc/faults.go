@@ -76,18 +76,11 @@ var errKilled = errors.New("the invocation was killed")
 
 // invoke runs an invocation, which may be killed on the way.
 func (f *Faults) invoke(ctx context.Context, run func(context.Context)) {
-	if f.strikes(f.kill()) {
+	if f != nil && f.strikes(f.Kill) {
 		f.killed.Add(1)
 		ctx = context.WithValue(ctx, killKey{}, &killer{left: rand.IntN(8)})
 	}
 	run(ctx)
-}
-
-func (f *Faults) kill() float64 {
-	if f == nil {
-		return 0
-	}
-	return f.Kill
 }
 
 // batches are a batch as it is delivered.

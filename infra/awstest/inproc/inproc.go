@@ -51,9 +51,6 @@ type Options struct {
 	Scenario string
 	// Cluster is its name.
 	Cluster string
-	// BatchWindow is how long the stream's mapping gathers records for one
-	// invocation; Lambda itself looks four times a second.
-	BatchWindow time.Duration
 	// Tick is how often the scheduled rule fires; 0: each minute.
 	Tick time.Duration
 	// Faults hurt what is under way; nil: none.

@@ -46,13 +46,6 @@ func (d *Deployment) stream() func(context.Context) {
 			if len(changes) == 0 {
 				continue
 			}
-			if d.opts.BatchWindow > 0 && len(changes) < streamBatch {
-				wait(ctx, d.opts.BatchWindow)
-				more, next, err := feed.Changes(ctx, at, streamBatch-len(changes), 0)
-				if err == nil {
-					changes, at = append(changes, more...), next
-				}
-			}
 			for _, batch := range d.opts.Faults.batches(asWritten(changes)) {
 				d.deliver(ctx, h, batch, &sequence)
 			}
