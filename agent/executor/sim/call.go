@@ -18,27 +18,8 @@ const (
 	retryAfter = 200 * time.Millisecond
 )
 
-func permanent(code, detail string) executor.Outcome {
-	o := executor.Outcome{Class: operation.OutcomePermanent, ErrorCode: code, Detail: detail}
-	o.Retryable, o.ActionCode, o.ActionText = action(code)
-	return o
-}
-
-func transient(code, detail string) executor.Outcome {
-	return executor.Outcome{Class: operation.OutcomeTransient, After: retryAfter, ErrorCode: code, Detail: detail,
-		Retryable: true, ActionCode: operation.ActRetry, ActionText: "retry"}
-}
-
-// waiting is a step that stopped at a consistent boundary, with what it was
-// waiting for.
-func waiting(code, detail string) executor.Outcome {
-	o := executor.Outcome{Class: operation.OutcomeWaiting, After: retryAfter, ErrorCode: code, Detail: detail, Retryable: true}
-	_, o.ActionCode, o.ActionText = action(code)
-	return o
-}
-
 func (e *Executor) broken(err error) executor.Outcome {
-	return transient("simulation", err.Error())
+	return executor.Transient("simulation", err.Error())
 }
 
 func mark(t *executor.Task) Mark {
@@ -106,11 +87,11 @@ func (e *Executor) effect(ctx context.Context, t *executor.Task, what, resource,
 	var o executor.Outcome
 	switch {
 	case r.category == "throttled":
-		o = transient(r.code, r.why)
+		o = executor.Transient(r.code, r.why)
 	case r.category == "refused" && r.code == "stale_generation":
 		o = *e.fenced(id, fmt.Errorf("%w: %s", executor.ErrFenced, r.why))
 	case r.category == "refused" && r.code != "pdb_blocked":
-		o = permanent(r.code, r.why)
+		o = executor.Permanent(r.code, r.why)
 	default:
 		return r, nil
 	}
@@ -120,10 +101,10 @@ func (e *Executor) effect(ctx context.Context, t *executor.Task, what, resource,
 
 // fenced: nothing was issued, and nothing more may be.
 func (e *Executor) fenced(id string, err error) *executor.Outcome {
-	o := transient("fenced", "nothing was issued: "+err.Error())
-	_, o.ActionCode, o.ActionText = action("interrupted")
+	o := executor.Transient("fenced", "nothing was issued: "+err.Error())
+	_, o.ActionCode, o.ActionText = executor.Action("interrupted")
 	if !errors.Is(err, executor.ErrFenced) {
-		o = waiting("interrupted", "nothing was issued: "+err.Error())
+		o = executor.Waiting("interrupted", "nothing was issued: "+err.Error())
 	}
 	o.CommandID = id
 	return &o
@@ -160,29 +141,11 @@ func wait(ctx context.Context, t *executor.Task, d time.Duration) (stopped strin
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return halted(ctx, t)
+		return executor.Halted(ctx, t)
 	case <-ctx.Done():
 		return "interrupted"
 	case <-t.Cancelled:
 		return "cancelled"
-	}
-}
-
-// halted tells whether the step has to stop before its next effect.
-func halted(ctx context.Context, t *executor.Task) string {
-	if t.Step.Cleanup { // a cancel is what it runs for
-		if ctx.Err() != nil {
-			return "interrupted"
-		}
-		return ""
-	}
-	select {
-	case <-ctx.Done():
-		return "interrupted"
-	case <-t.Cancelled:
-		return "cancelled"
-	default:
-		return ""
 	}
 }
 
@@ -192,19 +155,6 @@ func nodeName(t *executor.Task) string {
 		return t.Assignment.NodeName
 	}
 	return strings.TrimPrefix(t.Assignment.TargetName, "node:")
-}
-
-// toRun is the finding of a step that is cheap and harmless to run again.
-func toRun(detail string) executor.Finding {
-	return executor.Finding{Phase: operation.StepPending, Detail: detail}
-}
-
-func found(detail string) executor.Finding {
-	return executor.Finding{Phase: operation.StepSucceeded, Detail: detail}
-}
-
-func lost(code, detail string) executor.Finding {
-	return executor.Finding{Phase: operation.StepFailed, ErrorCode: code, Detail: detail}
 }
 
 func unread(err error) executor.Finding {

@@ -65,7 +65,7 @@ func (e *Executor) upgradePreflight(_ context.Context, t *executor.Task) executo
 	case err != nil:
 		return e.broken(err)
 	case code != "":
-		return permanent(code, why)
+		return executor.Permanent(code, why)
 	}
 	return executor.Done(fmt.Sprintf("%s is %s, %s fits", c.Name, c.Version, p.Version))
 }
@@ -77,11 +77,11 @@ func (e *Executor) probeUpgrade(ctx context.Context, t *executor.Task) executor.
 		case err != nil:
 			return unread(err)
 		case code != "":
-			return lost(code, why)
+			return executor.Lost(code, why)
 		case c.Upgrade == nil && sameVersion(c.Version, p.Version):
-			return found(fmt.Sprintf("%s is %s", c.Name, c.Version))
+			return executor.Found(fmt.Sprintf("%s is %s", c.Name, c.Version))
 		case c.Upgrade == nil || c.Upgrade.Operation != t.Assignment.Operation:
-			return toRun(fmt.Sprintf("%s is %s", c.Name, c.Version))
+			return executor.ToRun(fmt.Sprintf("%s is %s", c.Name, c.Version))
 		}
 		if !sleep(ctx, pollMost) { // it ends by itself
 			break
@@ -99,17 +99,17 @@ func (e *Executor) upgrade(ctx context.Context, t *executor.Task) executor.Outco
 		case err != nil:
 			return e.broken(err)
 		case code != "":
-			return permanent(code, why)
+			return executor.Permanent(code, why)
 		case c.Upgrade == nil && sameVersion(c.Version, p.Version):
 			return executor.Done(fmt.Sprintf("%s is %s", c.Name, c.Version))
 		case c.Upgrade != nil && c.Upgrade.Operation == t.Assignment.Operation:
 			return e.awaitUpgrade(ctx, t)
 		case c.Mark != nil && c.Mark.Operation == t.Assignment.Operation && c.Mark.Run == t.Assignment.Run:
 			// An earlier generation of this run upgraded it: once is enough.
-			return permanent("superseded", fmt.Sprintf("%s is %s: somebody changed it after this operation's upgrade", c.Name, c.Version))
+			return executor.Permanent("superseded", fmt.Sprintf("%s is %s: somebody changed it after this operation's upgrade", c.Name, c.Version))
 		}
-		if halted(ctx, t) == "interrupted" { // the step is not interruptible
-			return waiting("interrupted", "the upgrade was not begun")
+		if executor.Halted(ctx, t) == "interrupted" { // the step is not interruptible
+			return executor.Waiting("interrupted", "the upgrade was not begun")
 		}
 		r, stop := e.effect(ctx, t, DidUpgrade, "component/"+c.UID, c.Name, func(x *tx) reply {
 			now := x.w.Components[c.UID]
@@ -144,24 +144,24 @@ func (e *Executor) upgrade(ctx context.Context, t *executor.Task) executor.Outco
 			return e.awaitUpgrade(ctx, t)
 		}
 	}
-	return transient("conflict", "the component is written to all the time")
+	return executor.Transient("conflict", "the component is written to all the time")
 }
 
 func (e *Executor) awaitUpgrade(ctx context.Context, t *executor.Task) executor.Outcome {
 	for {
 		p, c, _, _, err := e.readComponent(t)
 		if err != nil {
-			return ambiguous(err.Error())
+			return executor.Ambiguous(err.Error())
 		}
 		if c.Upgrade == nil {
 			if !sameVersion(c.Version, p.Version) {
-				return transient("superseded", fmt.Sprintf("%s is %s", c.Name, c.Version))
+				return executor.Transient("superseded", fmt.Sprintf("%s is %s", c.Name, c.Version))
 			}
 			return executor.Done(fmt.Sprintf("%s is %s", c.Name, c.Version))
 		}
 		t.Progress(0, 1, "components", fmt.Sprintf("upgrading %s from %s to %s", c.Name, c.Version, p.Version))
 		if !sleep(ctx, 20*time.Millisecond) {
-			return ambiguous("the upgrade of " + c.Name + " was begun and had not ended when its time was up")
+			return executor.Ambiguous("the upgrade of " + c.Name + " was begun and had not ended when its time was up")
 		}
 	}
 }
@@ -172,11 +172,11 @@ func (e *Executor) upgradeVerify(_ context.Context, t *executor.Task) executor.O
 	case err != nil:
 		return e.broken(err)
 	case code != "":
-		return permanent(code, why)
+		return executor.Permanent(code, why)
 	case !sameVersion(c.Version, p.Version):
-		return permanent("version_mismatch", fmt.Sprintf("%s is %s, not %s", c.Name, c.Version, p.Version))
+		return executor.Permanent("version_mismatch", fmt.Sprintf("%s is %s, not %s", c.Name, c.Version, p.Version))
 	case !c.Healthy:
-		return permanent("unhealthy", fmt.Sprintf("%s %s is not healthy after the upgrade", c.Name, c.Version))
+		return executor.Permanent("unhealthy", fmt.Sprintf("%s %s is not healthy after the upgrade", c.Name, c.Version))
 	}
 	return executor.Done(fmt.Sprintf("%s is %s and healthy", c.Name, c.Version))
 }

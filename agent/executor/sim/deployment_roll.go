@@ -68,7 +68,7 @@ func (e *Executor) rollPreflight(_ context.Context, t *executor.Task) executor.O
 	case err != nil:
 		return e.broken(err)
 	case d == nil:
-		return permanent("deployment_gone", deploymentGone(t))
+		return executor.Permanent("deployment_gone", deploymentGone(t))
 	}
 	return executor.Done(fmt.Sprintf("%s has %d replicas, %d ready", d.Key(), d.Desired, d.ready))
 }
@@ -84,11 +84,11 @@ func (e *Executor) probeRestart(_ context.Context, t *executor.Task) executor.Fi
 	case err != nil:
 		return unread(err)
 	case d == nil:
-		return lost("deployment_gone", deploymentGone(t))
+		return executor.Lost("deployment_gone", deploymentGone(t))
 	case d.restarted(t):
-		return found(fmt.Sprintf("%s was restarted by generation %d", d.Key(), d.Mark.Generation))
+		return executor.Found(fmt.Sprintf("%s was restarted by generation %d", d.Key(), d.Mark.Generation))
 	}
-	return toRun("this operation did not restart it yet")
+	return executor.ToRun("this operation did not restart it yet")
 }
 
 // restart is an effect of kind (a): a patch of the pod template, conditional on
@@ -101,12 +101,12 @@ func (e *Executor) restart(ctx context.Context, t *executor.Task) executor.Outco
 		case err != nil:
 			return e.broken(err)
 		case d == nil:
-			return permanent("deployment_gone", deploymentGone(t))
+			return executor.Permanent("deployment_gone", deploymentGone(t))
 		case d.restarted(t):
 			return executor.Done(d.Key() + " is restarted")
 		}
-		if s := halted(ctx, t); s != "" {
-			return waiting(s, "stopped before the restart of "+d.Key())
+		if s := executor.Halted(ctx, t); s != "" {
+			return executor.Waiting(s, "stopped before the restart of "+d.Key())
 		}
 		r, stop := e.effect(ctx, t, DidRestart, "deployment/"+d.UID, d.Key(), func(x *tx) reply {
 			now := x.w.Deployments[d.UID]
@@ -144,7 +144,7 @@ func (e *Executor) restart(ctx context.Context, t *executor.Task) executor.Outco
 			return executor.Done("restart of " + d.Key() + " accepted")
 		}
 	}
-	return transient("conflict", "the deployment is written to all the time")
+	return executor.Transient("conflict", "the deployment is written to all the time")
 }
 
 // rolled tells whether the rollout that this operation began is over, or how it
@@ -166,16 +166,16 @@ func (e *Executor) probeRolled(_ context.Context, t *executor.Task) executor.Fin
 	case err != nil:
 		return unread(err)
 	case d == nil:
-		return lost("deployment_gone", deploymentGone(t))
+		return executor.Lost("deployment_gone", deploymentGone(t))
 	}
 	done, code, why := rolled(d)
 	switch {
 	case code != "" && d.restarted(t):
-		return lost(code, why)
+		return executor.Lost(code, why)
 	case done && d.restarted(t):
-		return found(d.String())
+		return executor.Found(d.String())
 	}
-	return toRun(d.String())
+	return executor.ToRun(d.String())
 }
 
 func (e *Executor) waitRolled(ctx context.Context, t *executor.Task) executor.Outcome {
@@ -185,20 +185,20 @@ func (e *Executor) waitRolled(ctx context.Context, t *executor.Task) executor.Ou
 		case err != nil:
 			return e.broken(err)
 		case d == nil:
-			return permanent("deployment_gone", deploymentGone(t))
+			return executor.Permanent("deployment_gone", deploymentGone(t))
 		}
 		done, code, why := rolled(d)
 		t.Progress(d.Updated, d.Desired, "replicas", d.String())
 		switch {
 		case code != "":
-			return permanent(code, why)
+			return executor.Permanent(code, why)
 		case done:
 			return executor.Done(d.String())
 		}
 		if s := wait(ctx, t, pollMost/4); s != "" {
-			o := waiting(s, d.String())
+			o := executor.Waiting(s, d.String())
 			if s == "interrupted" {
-				_, o.ActionCode, o.ActionText = action("rolling")
+				_, o.ActionCode, o.ActionText = executor.Action("rolling")
 			}
 			return o
 		}
@@ -211,13 +211,13 @@ func (e *Executor) confirmRolled(_ context.Context, t *executor.Task) executor.O
 	case err != nil:
 		return e.broken(err)
 	case d == nil:
-		return permanent("deployment_gone", deploymentGone(t))
+		return executor.Permanent("deployment_gone", deploymentGone(t))
 	case !d.restarted(t):
-		return permanent("superseded", d.Key()+" was restarted by somebody else since")
+		return executor.Permanent("superseded", d.Key()+" was restarted by somebody else since")
 	}
 	switch done, code, why := rolled(d); {
 	case code != "":
-		return permanent(code, why)
+		return executor.Permanent(code, why)
 	case !done:
 		return executor.Outcome{Class: operation.OutcomeWaiting, After: retryAfter, ErrorCode: "rolling", Detail: d.String(), Retryable: true}
 	}

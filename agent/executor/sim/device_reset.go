@@ -128,20 +128,20 @@ func (e *Executor) resetPreflight(_ context.Context, t *executor.Task) executor.
 		Drain bool `json:"drain"`
 	}
 	if err := decode(t.Assignment.Payload, &p); err != nil {
-		return permanent("invalid_payload", err.Error())
+		return executor.Permanent("invalid_payload", err.Error())
 	}
 	g, err := e.readDevice(t)
 	switch {
 	case err != nil:
 		return e.broken(err)
 	case g == nil:
-		return permanent("device_gone", deviceGone(t))
+		return executor.Permanent("device_gone", deviceGone(t))
 	}
 	if code, why := g.refusal(); code != "" {
-		return permanent(code, why)
+		return executor.Permanent(code, why)
 	}
 	if code, why := g.busy(); code != "" && (!p.Drain || len(g.pods) < len(g.holders)) {
-		o := permanent(code, why) // pods can be drained away, processes cannot
+		o := executor.Permanent(code, why) // pods can be drained away, processes cannot
 		o.ActionText = g.free(p.Drain)
 		return o
 	}
@@ -154,11 +154,11 @@ func (e *Executor) probeHolders(_ context.Context, t *executor.Task) executor.Fi
 	case err != nil:
 		return unread(err)
 	case g == nil:
-		return lost("device_gone", deviceGone(t))
+		return executor.Lost("device_gone", deviceGone(t))
 	case len(g.pods) == 0:
-		return found("no pod holds the device")
+		return executor.Found("no pod holds the device")
 	}
-	return toRun(fmt.Sprintf("%d pods hold the device", len(g.pods)))
+	return executor.ToRun(fmt.Sprintf("%d pods hold the device", len(g.pods)))
 }
 
 // drainHolders evicts the pods that hold the GPU, within their budgets, and
@@ -171,7 +171,7 @@ func (e *Executor) drainHolders(ctx context.Context, t *executor.Task) executor.
 		case err != nil:
 			return e.broken(err)
 		case g == nil:
-			return permanent("device_gone", deviceGone(t))
+			return executor.Permanent("device_gone", deviceGone(t))
 		}
 		total = max(total, len(g.pods))
 		message := fmt.Sprintf("%d of %d pods gone", total-len(g.pods), total)
@@ -189,11 +189,11 @@ func (e *Executor) drainHolders(ctx context.Context, t *executor.Task) executor.
 			if pod.DeletedAt != nil {
 				continue
 			}
-			if s := halted(ctx, t); s != "" {
-				return waiting(s, message)
+			if s := executor.Halted(ctx, t); s != "" {
+				return executor.Waiting(s, message)
 			}
 			if pod.Owner == OwnerNone {
-				return permanent("unmanaged_pod", fmt.Sprintf("pod %s holds the device and has no controller: nothing would start it again", pod.Key()))
+				return executor.Permanent("unmanaged_pod", fmt.Sprintf("pod %s holds the device and has no controller: nothing would start it again", pod.Key()))
 			}
 			blocked := ""
 			if err := e.store.view(func(w *World, ix *index) {
@@ -214,7 +214,7 @@ func (e *Executor) drainHolders(ctx context.Context, t *executor.Task) executor.
 			}
 			if r.code == "pdb_blocked" {
 				why, code = r.why, r.code
-				_, _, act = action(code)
+				_, _, act = executor.Action(code)
 			}
 		}
 		message += fmt.Sprintf(", waiting for pod %s: %s", g.pods[0].Key(), why)
@@ -223,7 +223,7 @@ func (e *Executor) drainHolders(ctx context.Context, t *executor.Task) executor.
 			if s == "interrupted" {
 				s = code
 			}
-			o := waiting(s, message)
+			o := executor.Waiting(s, message)
 			o.ActionText = act
 			return o
 		}
@@ -239,16 +239,16 @@ func (e *Executor) probeReset(ctx context.Context, t *executor.Task) executor.Fi
 		case err != nil:
 			return unread(err)
 		case g == nil:
-			return lost("device_gone", deviceGone(t))
+			return executor.Lost("device_gone", deviceGone(t))
 		case g.ProbeUnknown:
 			return executor.Finding{Phase: operation.StepUnknown, ErrorCode: "unreadable", Detail: "the host does not say whether the GPU was reset"}
 		}
 		r := g.resetOf(t.Assignment.Operation, t.Assignment.Run)
 		switch {
 		case r == nil:
-			return toRun("the host has no reset of this operation on record")
+			return executor.ToRun("the host has no reset of this operation on record")
 		case r.Done:
-			return found(fmt.Sprintf("the host's record says that the GPU was reset by generation %d", r.Generation))
+			return executor.Found(fmt.Sprintf("the host's record says that the GPU was reset by generation %d", r.Generation))
 		}
 		if !sleep(ctx, pollMost) {
 			break
@@ -266,10 +266,10 @@ func (e *Executor) reset(ctx context.Context, t *executor.Task) executor.Outcome
 	case err != nil:
 		return e.broken(err)
 	case g == nil:
-		return permanent("device_gone", deviceGone(t))
+		return executor.Permanent("device_gone", deviceGone(t))
 	}
-	if s := halted(ctx, t); s == "interrupted" { // the step is not interruptible
-		return waiting(s, "the reset was not begun")
+	if s := executor.Halted(ctx, t); s == "interrupted" { // the step is not interruptible
+		return executor.Waiting(s, "the reset was not begun")
 	}
 	t.Progress(0, 1, "devices", "resetting GPU "+g.UID)
 	r, stop := e.effect(ctx, t, DidReset, "device/"+g.UID, g.UID, func(x *tx) reply {
@@ -317,29 +317,24 @@ func (e *Executor) reset(ctx context.Context, t *executor.Task) executor.Outcome
 		return *stop
 	}
 	if r.category != "ok" && r.category != "already" {
-		return transient(r.code, r.why)
+		return executor.Transient(r.code, r.why)
 	}
 	for { // the call answers when the GPU is back
 		g, err := e.readDevice(t)
 		switch {
 		case err != nil:
-			return ambiguous(err.Error())
+			return executor.Ambiguous(err.Error())
 		case g == nil:
-			return permanent("device_gone", deviceGone(t))
+			return executor.Permanent("device_gone", deviceGone(t))
 		}
 		if last := g.resetOf(t.Assignment.Operation, t.Assignment.Run); last != nil && last.Done {
 			t.Progress(1, 1, "devices", "GPU "+g.UID+" was reset")
 			return executor.Done("the host reset GPU " + g.UID)
 		}
 		if !sleep(ctx, 20*time.Millisecond) {
-			return ambiguous("the reset of GPU " + g.UID + " was begun and had not ended when its time was up")
+			return executor.Ambiguous("the reset of GPU " + g.UID + " was begun and had not ended when its time was up")
 		}
 	}
-}
-
-func ambiguous(detail string) executor.Outcome {
-	return executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: "answer_lost", Detail: detail, Retryable: true,
-		ActionCode: operation.ActRetry, ActionText: "wait until the cluster was read"}
 }
 
 // resetVerify reads the GPU as usable: that a reset was carried out is not yet
@@ -350,9 +345,9 @@ func (e *Executor) resetVerify(_ context.Context, t *executor.Task) executor.Out
 	case err != nil:
 		return e.broken(err)
 	case g == nil:
-		return permanent("device_gone", deviceGone(t))
+		return executor.Permanent("device_gone", deviceGone(t))
 	case g.Health != HealthOK:
-		return permanent("needs_reboot", fmt.Sprintf("GPU %s is %s after the reset: %s", g.UID, g.Health, g.Detail))
+		return executor.Permanent("needs_reboot", fmt.Sprintf("GPU %s is %s after the reset: %s", g.UID, g.Health, g.Detail))
 	}
 	return executor.Done(fmt.Sprintf("GPU %s is usable", g.UID))
 }

@@ -95,7 +95,7 @@ func pastRules(rule string) string {
 func (e *Executor) evict(ctx context.Context, t *executor.Task) executor.Outcome {
 	p, err := readDrainPlan(t)
 	if err != nil {
-		return permanent("invalid_payload", err.Error())
+		return executor.Permanent("invalid_payload", err.Error())
 	}
 	for {
 		r, err := e.look(t, p)
@@ -103,7 +103,7 @@ func (e *Executor) evict(ctx context.Context, t *executor.Task) executor.Outcome
 			return e.broken(err)
 		}
 		if r.code != "" {
-			return permanent(r.code, r.why)
+			return executor.Permanent(r.code, r.why)
 		}
 		if r.fresh {
 			if err := e.plan(t, r); err != nil {
@@ -121,8 +121,8 @@ func (e *Executor) evict(ctx context.Context, t *executor.Task) executor.Outcome
 				left++
 				continue
 			}
-			if s := halted(ctx, t); s != "" {
-				return waiting(s, r.String())
+			if s := executor.Halted(ctx, t); s != "" {
+				return executor.Waiting(s, r.String())
 			}
 			what := DidEvict
 			if !ready {
@@ -164,7 +164,7 @@ func (e *Executor) evict(ctx context.Context, t *executor.Task) executor.Outcome
 			if r.blockCode != "" && s == "interrupted" {
 				s = r.blockCode
 			}
-			o := waiting(s, message)
+			o := executor.Waiting(s, message)
 			if s == r.blockCode && r.act != "" {
 				o.ActionText = r.act
 			}
@@ -271,7 +271,7 @@ func (e *Executor) removePod(ctx context.Context, t *executor.Task, what string,
 func (e *Executor) waitGone(ctx context.Context, t *executor.Task) executor.Outcome {
 	p, err := readDrainPlan(t)
 	if err != nil {
-		return permanent("invalid_payload", err.Error())
+		return executor.Permanent("invalid_payload", err.Error())
 	}
 	for {
 		r, err := e.look(t, p)
@@ -279,7 +279,7 @@ func (e *Executor) waitGone(ctx context.Context, t *executor.Task) executor.Outc
 			return e.broken(err)
 		}
 		if r.code != "" {
-			return permanent(r.code, r.why)
+			return executor.Permanent(r.code, r.why)
 		}
 		if len(r.left) == 0 {
 			t.Progress(r.gone, r.total, "pods", r.String())
@@ -296,8 +296,8 @@ func (e *Executor) waitGone(ctx context.Context, t *executor.Task) executor.Outc
 				if pod.Forced {
 					continue
 				}
-				if s := halted(ctx, t); s != "" {
-					return waiting(s, r.String())
+				if s := executor.Halted(ctx, t); s != "" {
+					return executor.Waiting(s, r.String())
 				}
 				_, held := e.staying(pod, r.node)
 				rep, stop := e.removePod(ctx, t, DidDelete, pod, 0, nil)
@@ -316,7 +316,7 @@ func (e *Executor) waitGone(ctx context.Context, t *executor.Task) executor.Outc
 			if s == "interrupted" {
 				s = code
 			}
-			o := waiting(s, message)
+			o := executor.Waiting(s, message)
 			if s == "finalizer" {
 				o.ActionText = fmt.Sprintf("remove the finalizer %s of pod %s, then drain again", r.left[0].Finalizer, r.left[0].Key())
 			}

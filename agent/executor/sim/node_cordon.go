@@ -33,7 +33,7 @@ func (e *Executor) readNode(t *executor.Task) (n Node, code, detail string, err 
 }
 
 func (e *Executor) probeConfirm(context.Context, *executor.Task) executor.Finding {
-	return toRun("it is read again")
+	return executor.ToRun("it is read again")
 }
 
 func (e *Executor) probeCordon(_ context.Context, t *executor.Task) executor.Finding {
@@ -42,11 +42,11 @@ func (e *Executor) probeCordon(_ context.Context, t *executor.Task) executor.Fin
 	case err != nil:
 		return unread(err)
 	case code != "":
-		return lost(code, detail)
+		return executor.Lost(code, detail)
 	case !n.Schedulable:
-		return found(fmt.Sprintf("node %s is cordoned", n.Name))
+		return executor.Found(fmt.Sprintf("node %s is cordoned", n.Name))
 	}
-	return toRun(fmt.Sprintf("node %s is schedulable", n.Name))
+	return executor.ToRun(fmt.Sprintf("node %s is schedulable", n.Name))
 }
 
 func (e *Executor) probeUncordon(_ context.Context, t *executor.Task) executor.Finding {
@@ -55,11 +55,11 @@ func (e *Executor) probeUncordon(_ context.Context, t *executor.Task) executor.F
 	case err != nil:
 		return unread(err)
 	case code != "":
-		return lost(code, detail)
+		return executor.Lost(code, detail)
 	case n.Schedulable:
-		return found(fmt.Sprintf("node %s is schedulable", n.Name))
+		return executor.Found(fmt.Sprintf("node %s is schedulable", n.Name))
 	}
-	return toRun(fmt.Sprintf("node %s is cordoned", n.Name))
+	return executor.ToRun(fmt.Sprintf("node %s is cordoned", n.Name))
 }
 
 // maxConflicts bounds how often a patch is tried against a node that others
@@ -78,7 +78,7 @@ func (e *Executor) patchNode(ctx context.Context, t *executor.Task, what string,
 			return e.broken(err)
 		}
 		if code != "" {
-			return permanent(code, detail)
+			return executor.Permanent(code, detail)
 		}
 		done, stop := want(n)
 		if stop != nil {
@@ -87,8 +87,8 @@ func (e *Executor) patchNode(ctx context.Context, t *executor.Task, what string,
 		if done != "" {
 			return executor.Done(done)
 		}
-		if s := halted(ctx, t); s != "" {
-			return waiting(s, fmt.Sprintf("stopped before %s of node %s", what, n.Name))
+		if s := executor.Halted(ctx, t); s != "" {
+			return executor.Waiting(s, fmt.Sprintf("stopped before %s of node %s", what, n.Name))
 		}
 		r, stop := e.effect(ctx, t, what, "node/"+n.UID, n.Name, func(x *tx) reply {
 			now := x.w.Nodes[n.UID]
@@ -120,14 +120,14 @@ func (e *Executor) patchNode(ctx context.Context, t *executor.Task, what string,
 			return executor.Done(fmt.Sprintf("%s of node %s accepted", what, n.Name))
 		}
 	}
-	return transient("conflict", "the node is written to all the time")
+	return executor.Transient("conflict", "the node is written to all the time")
 }
 
 func (e *Executor) cordon(ctx context.Context, t *executor.Task) executor.Outcome {
 	return e.patchNode(ctx, t, DidCordon, func(n Node) (string, *executor.Outcome) {
 		if m := n.Mark; n.Schedulable && m != nil && m.Operation == t.Assignment.Operation && m.Run == t.Assignment.Run {
 			// It was cordoned by an earlier generation of this run: once is enough.
-			o := permanent("uncordoned_externally", fmt.Sprintf("node %s was cordoned by this operation, and somebody uncordoned it", n.Name))
+			o := executor.Permanent("uncordoned_externally", fmt.Sprintf("node %s was cordoned by this operation, and somebody uncordoned it", n.Name))
 			return "", &o
 		}
 		if n.Schedulable {
@@ -157,7 +157,7 @@ func (e *Executor) uncordon(ctx context.Context, t *executor.Task) executor.Outc
 		TakeOver bool `json:"take_over"`
 	}
 	if err := decode(t.Assignment.Payload, &p); err != nil {
-		return permanent("invalid_payload", err.Error())
+		return executor.Permanent("invalid_payload", err.Error())
 	}
 	var lifted *protocol.Cordon
 	o := e.patchNode(ctx, t, DidUncordon, func(n Node) (string, *executor.Outcome) {
@@ -166,7 +166,7 @@ func (e *Executor) uncordon(ctx context.Context, t *executor.Task) executor.Outc
 			return fmt.Sprintf("node %s is schedulable", n.Name), nil
 		}
 		if (n.Cordon == nil || n.Cordon.Owner != "opsplane") && !p.TakeOver {
-			o := permanent("cordon_not_owned", fmt.Sprintf("node %s was cordoned by somebody else: %s", n.Name, describe(n.Cordon)))
+			o := executor.Permanent("cordon_not_owned", fmt.Sprintf("node %s was cordoned by somebody else: %s", n.Name, describe(n.Cordon)))
 			return "", &o
 		}
 		if lifted = n.Cordon; lifted == nil {
@@ -194,9 +194,9 @@ func (e *Executor) confirmCordon(_ context.Context, t *executor.Task) executor.O
 	case err != nil:
 		return e.broken(err)
 	case code != "":
-		return permanent(code, detail)
+		return executor.Permanent(code, detail)
 	case n.Schedulable:
-		return permanent("uncordoned_externally", fmt.Sprintf("node %s is schedulable again: somebody uncordoned it", n.Name))
+		return executor.Permanent("uncordoned_externally", fmt.Sprintf("node %s is schedulable again: somebody uncordoned it", n.Name))
 	}
 	return executor.Done(fmt.Sprintf("node %s is cordoned", n.Name))
 }
@@ -207,9 +207,9 @@ func (e *Executor) confirmUncordon(_ context.Context, t *executor.Task) executor
 	case err != nil:
 		return e.broken(err)
 	case code != "":
-		return permanent(code, detail)
+		return executor.Permanent(code, detail)
 	case !n.Schedulable:
-		return permanent("cordoned_externally", fmt.Sprintf("node %s is cordoned again by %s", n.Name, describe(n.Cordon)))
+		return executor.Permanent("cordoned_externally", fmt.Sprintf("node %s is cordoned again by %s", n.Name, describe(n.Cordon)))
 	}
 	return executor.Done(fmt.Sprintf("node %s is schedulable", n.Name))
 }

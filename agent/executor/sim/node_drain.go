@@ -100,7 +100,7 @@ func twoPDBs(p *Pod, b []allowance) string {
 func (e *Executor) drainPreflight(_ context.Context, t *executor.Task) executor.Outcome {
 	p, err := readDrainPlan(t)
 	if err != nil {
-		return permanent("invalid_payload", err.Error())
+		return executor.Permanent("invalid_payload", err.Error())
 	}
 	var code, why, name string
 	count := 0
@@ -119,7 +119,7 @@ func (e *Executor) drainPreflight(_ context.Context, t *executor.Task) executor.
 		return e.broken(err)
 	}
 	if code != "" {
-		return permanent(code, why)
+		return executor.Permanent(code, why)
 	}
 	for _, b := range blockers { // what may pass, or be waited for
 		t.Note("blocker", b.Resource+": "+b.Detail)
@@ -212,21 +212,21 @@ func readPlanned(w *World, ix *index, t *executor.Task, p drainPlan, n *Node) pl
 func (e *Executor) probeDrain(t *executor.Task, done func(r planned) bool) executor.Finding {
 	p, err := readDrainPlan(t)
 	if err != nil {
-		return lost("invalid_payload", err.Error())
+		return executor.Lost("invalid_payload", err.Error())
 	}
 	var f executor.Finding
 	err = e.store.view(func(w *World, ix *index) {
 		n, code, detail := findNode(w, ix, t.Assignment.TargetUID, nodeName(t))
 		if n == nil {
-			f = lost(code, detail)
+			f = executor.Lost(code, detail)
 			return
 		}
 		r := readPlanned(w, ix, t, p, n)
 		if !n.Schedulable && done(r) {
-			f = found(r.String())
+			f = executor.Found(r.String())
 			return
 		}
-		f = toRun(r.String() + e.holdUp(w, ix, r))
+		f = executor.ToRun(r.String() + e.holdUp(w, ix, r))
 	})
 	if err != nil {
 		return unread(err)
@@ -280,20 +280,20 @@ func (e *Executor) drainConfirm(_ context.Context, t *executor.Task) executor.Ou
 	case operation.StepSucceeded:
 		return executor.Done(f.Detail + ", node cordoned")
 	case operation.StepFailed:
-		return permanent(f.ErrorCode, f.Detail)
+		return executor.Permanent(f.ErrorCode, f.Detail)
 	case operation.StepUnknown:
-		return transient(f.ErrorCode, f.Detail)
+		return executor.Transient(f.ErrorCode, f.Detail)
 	}
 	n, code, detail, err := e.readNode(t)
 	switch {
 	case err != nil:
 		return e.broken(err)
 	case code != "":
-		return permanent(code, detail)
+		return executor.Permanent(code, detail)
 	case n.Schedulable:
-		return permanent("uncordoned_externally", uncordoned(n))
+		return executor.Permanent("uncordoned_externally", uncordoned(n))
 	}
-	return waiting("pods_left", f.Detail)
+	return executor.Waiting("pods_left", f.Detail)
 }
 
 func uncordoned(n Node) string {
@@ -306,11 +306,11 @@ func (e *Executor) probeRestore(_ context.Context, t *executor.Task) executor.Fi
 	case err != nil:
 		return unread(err)
 	case code != "":
-		return found(detail)
+		return executor.Found(detail)
 	case n.Schedulable || n.Cordon == nil || n.Cordon.Operation != t.Assignment.Operation:
-		return found("no cordon of this operation is on the node")
+		return executor.Found("no cordon of this operation is on the node")
 	}
-	return toRun("this operation's cordon is on the node")
+	return executor.ToRun("this operation's cordon is on the node")
 }
 
 // restore lifts the cordon if this operation placed it; nobody else's.

@@ -194,7 +194,7 @@ func (e *Executor) Probe(ctx context.Context, t *executor.Task) executor.Finding
 func (e *Executor) Execute(ctx context.Context, t *executor.Task) executor.Outcome {
 	s, found := types[t.Assignment.Type][t.Step.Name]
 	if !found {
-		return permanent("unknown_step", fmt.Sprintf("no step %s of %s is known here", t.Step.Name, t.Assignment.Type))
+		return executor.Permanent("unknown_step", fmt.Sprintf("no step %s of %s is known here", t.Step.Name, t.Assignment.Type))
 	}
 	defer e.stage(t)()
 	return s.execute(e, ctx, t)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/opsplane/opsplane/shared/operation"
 )
 
 // tx is one change under construction. The world is only read through it; what
@@ -99,45 +98,4 @@ func findNode(w *World, ix *index, uid, name string) (*Node, string, string) {
 	default:
 		return nil, "node_gone", fmt.Sprintf("node %s (%s) is gone", name, uid)
 	}
-}
-
-// action returns what a person can do about an error code.
-func action(code string) (retryable bool, act, text string) {
-	switch code {
-	case "node_gone", "node_replaced", "device_gone", "deployment_gone":
-		return false, operation.ActCorrectInput, "name a target that exists"
-	case "component_not_found", "incompatible_version", "invalid_version", "invalid_payload", "not_supported":
-		return false, operation.ActCorrectInput, "ask for something that the cluster has and supports"
-	case "unmanaged_pod":
-		return false, operation.ActCorrectInput, "move the pod away, or drain with force: nothing will start it again"
-	case "local_data":
-		return false, operation.ActCorrectInput, "move the data away, or drain with delete_emptydir_data: it is lost with the pod"
-	case "cordon_not_owned":
-		return false, operation.ActCorrectInput, "ask its owner, or use take_over"
-	case "two_pdbs":
-		return true, operation.ActRestoreDependency, "leave one disruption budget on the pod: Kubernetes evicts no pod that has two"
-	case "uncordoned_externally":
-		return true, operation.ActRetry, "find out who uncordoned the node, then retry"
-	case "pdb_blocked":
-		return true, operation.ActRestoreDependency, "raise the disruption budget or add replicas, then drain again"
-	case "finalizer":
-		return true, operation.ActRestoreDependency, "remove the finalizer, then drain again"
-	case "node_unreachable":
-		return true, operation.ActRestoreDependency, "bring the node back or delete it, then drain again"
-	case "slow_stop", "stopping", "pods_left":
-		return true, operation.ActRetry, "drain again with a later deadline or a shorter grace period"
-	case "rolling":
-		return true, operation.ActRestoreDependency, "find out what keeps the new replicas from getting ready, then roll again"
-	case "interrupted":
-		return true, operation.ActRetry, "ask again with a later deadline"
-	case "device_busy":
-		return true, operation.ActRestoreDependency, "stop what holds the device, then reset again"
-	case "mig_change_pending", "needs_reboot":
-		return false, operation.ActEscalate, "reboot the node"
-	case "nvlink_peers":
-		return false, operation.ActEscalate, "reset the whole NVLink group together, on an idle node"
-	case "progress_deadline_exceeded", "image_pull_failed":
-		return true, operation.ActRestoreDependency, "repair the deployment, then retry"
-	}
-	return true, operation.ActRetry, "retry"
 }

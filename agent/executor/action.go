@@ -1,0 +1,70 @@
+package executor
+
+import "github.com/opsplane/opsplane/shared/operation"
+
+// advice is what a person can do about a code.
+type advice struct {
+	retryable bool // a new run of the operation may succeed without other input
+	act       string
+	text      string
+}
+
+// advices is the one table of what executors say to their codes, so that the
+// simulated fleet, Kubernetes and a host speak one language.
+var advices = map[string]advice{
+	"node_gone":             {false, operation.ActCorrectInput, "name a target that exists"},
+	"node_replaced":         {false, operation.ActCorrectInput, "name a target that exists"},
+	"device_gone":           {false, operation.ActCorrectInput, "name a target that exists"},
+	"deployment_gone":       {false, operation.ActCorrectInput, "name a target that exists"},
+	"component_not_found":   {false, operation.ActCorrectInput, "ask for something that the cluster has and supports"},
+	"incompatible_version":  {false, operation.ActCorrectInput, "ask for something that the cluster has and supports"},
+	"invalid_version":       {false, operation.ActCorrectInput, "ask for something that the cluster has and supports"},
+	"invalid_payload":       {false, operation.ActCorrectInput, "ask for something that the cluster has and supports"},
+	"not_supported":         {false, operation.ActCorrectInput, "ask for something that the cluster has and supports"},
+	"chart_not_found":       {false, operation.ActCorrectInput, "name a version that the chart's repository has"},
+	"release_not_found":     {false, operation.ActCorrectInput, "name a component that Helm installed"},
+	"values_invalid":        {true, operation.ActRestoreDependency, "make the release's values fit the new chart's schema, then retry"},
+	"release_pending":       {true, operation.ActRestoreDependency, "finish or roll back the Helm operation that is under way, then retry"},
+	"upgrade_failed":        {true, operation.ActRestoreDependency, "find out why the release did not get ready, then retry"},
+	"unmanaged_pod":         {false, operation.ActCorrectInput, "move the pod away, or drain with force: nothing will start it again"},
+	"local_data":            {false, operation.ActCorrectInput, "move the data away, or drain with delete_emptydir_data: it is lost with the pod"},
+	"cordon_not_owned":      {false, operation.ActCorrectInput, "ask its owner, or use take_over"},
+	"two_pdbs":              {true, operation.ActRestoreDependency, "leave one disruption budget on the pod: Kubernetes evicts no pod that has two"},
+	"uncordoned_externally": {true, operation.ActRetry, "find out who uncordoned the node, then retry"},
+	"pdb_blocked":           {true, operation.ActRestoreDependency, "raise the disruption budget or add replicas, then drain again"},
+	"eviction_refused":      {true, operation.ActRestoreDependency, "ask the owner of the admission policy that refuses the eviction, then drain again"},
+	"namespace_terminating": {true, operation.ActRestoreDependency, "find out what keeps the namespace from ending, then drain again"},
+	"volume_attached":       {true, operation.ActRestoreDependency, "find out what keeps the volume attached, then drain again"},
+	"finalizer":             {true, operation.ActRestoreDependency, "remove the finalizer, then drain again"},
+	"node_unreachable":      {true, operation.ActRestoreDependency, "bring the node back or delete it, then drain again"},
+	"slow_stop":             {true, operation.ActRetry, "drain again with a later deadline or a shorter grace period"},
+	"stopping":              {true, operation.ActRetry, "drain again with a later deadline or a shorter grace period"},
+	"pods_left":             {true, operation.ActRetry, "drain again with a later deadline or a shorter grace period"},
+	"rolling":               {true, operation.ActRestoreDependency, "find out what keeps the new replicas from getting ready, then roll again"},
+	"paused":                {true, operation.ActRestoreDependency, "resume the rollout, then roll again"},
+	"interrupted":           {true, operation.ActRetry, "ask again with a later deadline"},
+	"device_busy":           {true, operation.ActRestoreDependency, "stop what holds the device, then reset again"},
+	"mig_change_pending":    {false, operation.ActEscalate, "reboot the node"},
+	"needs_reboot":          {false, operation.ActEscalate, "reboot the node"},
+	"nvlink_peers":          {false, operation.ActEscalate, "reset the whole NVLink group together, on an idle node"},
+
+	"progress_deadline_exceeded": {true, operation.ActRestoreDependency, "repair the deployment, then retry"},
+	"image_pull_failed":          {true, operation.ActRestoreDependency, "repair the deployment, then retry"},
+	"crash_loop":                 {true, operation.ActRestoreDependency, "repair the deployment, then retry"},
+	"quota_exceeded":             {true, operation.ActRestoreDependency, "raise the namespace's quota or free some of it, then retry"},
+	"unschedulable":              {true, operation.ActRestoreDependency, "make room for the pods, then retry"},
+	"config_error":               {true, operation.ActRestoreDependency, "repair the deployment, then retry"},
+
+	"forbidden":       {true, operation.ActRestoreDependency, "give the agent's role the right that the detail names, then retry"},
+	"api_unavailable": {true, operation.ActRecoverAgent, "find out why the agent cannot reach its API server, then retry"},
+}
+
+// Action says what a person can do about a code; one that is not known may be
+// tried again.
+func Action(code string) (retryable bool, act, text string) {
+	a, ok := advices[code]
+	if !ok {
+		return true, operation.ActRetry, "retry"
+	}
+	return a.retryable, a.act, a.text
+}
