@@ -1,0 +1,172 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/opsplane/opsplane/agent/executor"
+)
+
+// Categories of replies, as package protocol names them.
+const (
+	OK        = "ok"
+	Already   = "already"
+	Refused   = "refused"
+	Conflict  = "conflict"
+	Throttled = "throttled"
+	Timeout   = "timeout"
+	Failed    = "error"
+)
+
+// Reply is how the API server answered one effect.
+type Reply struct {
+	Category   string
+	Err        error         // nil when OK
+	RetryAfter time.Duration // what a 429 or 503 asked for; 0: nothing
+	Command    string        // the command's id
+}
+
+// NotFound tells whether the object is gone.
+func (r Reply) NotFound() bool { return apierrors.IsNotFound(r.Err) }
+
+// Effect issues one call that changes the cluster: f, under a context that ends
+// before the lease does. name and resource say what is touched ("pod/UID"), what
+// says how.
+//
+// The outcome is set when the step cannot go on: the fence said no, the agent
+// lacks a right, the server could not be reached (nothing was sent) or its answer
+// was lost. Every other answer is the caller's to judge: Conflict is an update
+// lost to another (or an object of another UID), Already a name that is taken,
+// Refused an object that is gone or a denial by admission, Throttled a 429, and
+// Failed what is left.
+func (c *Cluster) Effect(ctx context.Context, t *executor.Task, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
+	r, o := c.Repeatable(ctx, t, what, resource, name, f)
+	if o == nil && r.Category == Timeout {
+		lost := executor.Ambiguous(fmt.Sprintf("%s %s: the answer never came", what, name))
+		lost.CommandID = r.Command
+		return r, &lost
+	}
+	return r, o
+}
+
+// Repeatable is Effect for a call that does no harm when it is issued again: a
+// lost answer is Timeout, for the caller to read the world and go on.
+func (c *Cluster) Repeatable(ctx context.Context, t *executor.Task, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
+	id, end := t.Begin(what+" "+name, resource)
+	c.pauseAt(BeforeFence, t)
+	fenced, release, err := t.Fence(Operation(ctx, t.Assignment))
+	if err != nil {
+		end(Refused, err.Error())
+		return Reply{Category: Refused, Err: err, Command: id}, fencedOff(id, err)
+	}
+	defer release()
+	c.pauseAt(AfterFence, t)
+	under, cancel := context.WithTimeout(fenced, c.callTimeout)
+	defer cancel()
+	// A holder that was stopped since the fence learns here, before its timers
+	// have fired, that its time is over.
+	if d, bounded := under.Deadline(); bounded && !time.Now().Before(d) {
+		end(Timeout, "not sent")
+		return Reply{Category: Timeout, Err: executor.ErrFenced, Command: id}, fencedOff(id, executor.ErrFenced)
+	}
+	seen := &call{}
+	err = f(context.WithValue(under, keyCall, seen))
+	r := Reply{Category: classify(err, seen), Err: err, RetryAfter: seen.retryAfter, Command: id}
+	var o *executor.Outcome
+	switch {
+	case r.Category == unsent:
+		r.Category = Failed
+		x := Broken(err)
+		if fenced.Err() != nil {
+			x = *fencedOff(id, executor.ErrFenced)
+		}
+		o = &x
+	case r.Category == Refused && apierrors.IsForbidden(err):
+		o = c.lacking(fenced, seen, err)
+	case apierrors.IsUnauthorized(err):
+		x := Broken(err)
+		o = &x
+	}
+	if o != nil {
+		o.CommandID = id
+	}
+	output := ""
+	if err != nil {
+		output = err.Error()
+	}
+	end(r.Category, output)
+	return r, o
+}
+
+// unsent: the request never left.
+const unsent = "unsent"
+
+// classify reads an error of one call. What is not known to have been refused
+// may have been done.
+func classify(err error, seen *call) string {
+	var dial *net.OpError
+	switch {
+	case err == nil:
+		return OK
+	case apierrors.IsAlreadyExists(err):
+		return Already
+	case apierrors.IsConflict(err):
+		return Conflict
+	case apierrors.IsTooManyRequests(err):
+		return Throttled
+	case apierrors.IsServiceUnavailable(err):
+		return unsent // answered before the request was looked at
+	case apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err):
+		return Timeout
+	case apierrors.IsInternalError(err) || apierrors.ReasonForError(err) == "":
+		// An answer without a reason, or none at all.
+	default:
+		return Refused
+	}
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		if code := status.Status().Code; code >= 400 && code < 500 {
+			return Refused
+		}
+		return Failed
+	}
+	if seen.method == "" || errors.As(err, &dial) && dial.Op == "dial" {
+		return unsent // the client's own rate limit, or nobody listens
+	}
+	if seen.answered {
+		return Failed
+	}
+	return Timeout
+}
+
+func fencedOff(id string, err error) *executor.Outcome {
+	o := executor.Transient("fenced", "nothing was issued: "+err.Error())
+	_, o.ActionCode, o.ActionText = executor.Action("interrupted")
+	if !errors.Is(err, executor.ErrFenced) {
+		o = executor.Waiting("interrupted", "nothing was issued: "+err.Error())
+	}
+	o.CommandID = id
+	return &o
+}
+
+func (c *Cluster) pauseAt(point string, t *executor.Task) {
+	if c.pause != nil {
+		c.pause(point, t)
+	}
+}
+
+// retryable statuses: kept with what they mean for a read.
+func unavailable(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return true // no answer at all
+	}
+	code := status.Status().Code
+	return code == http.StatusTooManyRequests || code >= 500
+}

@@ -1,0 +1,47 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/opsplane/opsplane/agent/executor"
+)
+
+// Read is the context of one read: it has a deadline of its own.
+func (c *Cluster) Read(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, readTimeout)
+}
+
+// Unread is the finding of a probe that could not read the API server: nothing is
+// known of the step.
+func Unread(err error) executor.Finding {
+	o := Broken(err)
+	return executor.Unknown(o.ErrorCode, o.Detail)
+}
+
+// Broken is the outcome of a step that could not read what it needs: permanent
+// for a missing right, which the detail names, else transient.
+func Broken(err error) executor.Outcome {
+	switch {
+	case apierrors.IsForbidden(err):
+		return executor.Permanent("forbidden", forbidden(err))
+	case apierrors.IsUnauthorized(err):
+		return executor.Transient("api_unavailable", "the API server does not know the agent's credentials: "+err.Error())
+	case unavailable(err):
+		return executor.Transient("api_unavailable", "the API server does not answer: "+err.Error())
+	}
+	return executor.Permanent("api_error", err.Error())
+}
+
+// forbidden words what the authorizer said: its message names user, verb and
+// resource.
+func forbidden(err error) string {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return "the agent's role lacks a right: " + status.Status().Message
+	}
+	return fmt.Sprintf("the agent's role lacks a right: %v", err)
+}
