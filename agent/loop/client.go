@@ -75,9 +75,10 @@ type api struct {
 	token     string
 	userAgent string
 	client    *http.Client
+	metrics   *Metrics
 }
 
-func newAPI(cfg Config) (*api, error) {
+func newAPI(cfg Config, m *Metrics) (*api, error) {
 	u, err := url.Parse(cfg.PlaneURL)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 		return nil, errors.New("the plane's URL must be http(s)://host[:port]")
@@ -91,7 +92,13 @@ func newAPI(cfg Config) (*api, error) {
 			return nil, err
 		}
 	}
+	if cfg.TokenNow != nil {
+		own := *client // the caller's stays as it is
+		own.Transport = &authorized{next: own.Transport, token: cfg.TokenNow}
+		client = &own
+	}
 	return &api{
+		metrics:   m,
 		base:      strings.TrimRight(cfg.PlaneURL, "/"),
 		token:     cfg.Token,
 		userAgent: "opsplane-agent/" + cfg.Version,
@@ -132,6 +139,23 @@ func newHTTPClient(caFile string) (*http.Client, error) {
 	}, nil
 }
 
+// authorized puts the token of the moment on each request to the plane, its
+// queue's too.
+type authorized struct {
+	next  http.RoundTripper // nil: the default one
+	token func() string
+}
+
+func (t *authorized) RoundTrip(r *http.Request) (*http.Response, error) {
+	next := t.next
+	if next == nil {
+		next = http.DefaultTransport
+	}
+	r = r.Clone(r.Context()) // a round tripper leaves the request alone
+	r.Header.Set("Authorization", "Bearer "+t.token())
+	return next.RoundTrip(r)
+}
+
 // post sends in as JSON and reads the answer into out.
 func (c *api) post(ctx context.Context, path, correlation string, in, out any) error {
 	body, err := encode(in)
@@ -146,6 +170,15 @@ func (c *api) get(ctx context.Context, path string, out any) error {
 }
 
 func (c *api) call(ctx context.Context, method, path, correlation string, body []byte, out any) error {
+	err := c.exchange(ctx, method, path, correlation, body, out)
+	c.metrics.PlaneCalls.Add(1)
+	if err != nil && ctx.Err() == nil {
+		c.metrics.PlaneErrors.Add(1)
+	}
+	return err
+}
+
+func (c *api) exchange(ctx context.Context, method, path, correlation string, body []byte, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))

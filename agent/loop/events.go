@@ -73,8 +73,8 @@ func (e *events) batch() []protocol.Event {
 	return append([]protocol.Event(nil), e.waiting[:n]...)
 }
 
-// through drops what the plane has.
-func (e *events) through(n int64) {
+// through drops what the plane is done with and returns how many those were.
+func (e *events) through(n int64) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	i := 0
@@ -82,6 +82,7 @@ func (e *events) through(n int64) {
 		i++
 	}
 	e.waiting = e.waiting[i:]
+	return i
 }
 
 // sendEvents sends until the plane's Through covers everything.
@@ -132,14 +133,15 @@ func (a *Agent) postEvents(ctx context.Context, batch []protocol.Event) (bool, e
 	if err != nil {
 		return false, err
 	}
-	through := min(answer.Through, batch[len(batch)-1].N)
+	through, unwanted := min(answer.Through, batch[len(batch)-1].N), 0
 	for _, r := range answer.Refused {
 		a.log.Warn("an event was refused", slog.Int64("n", r.N), slog.String("detail", redact(r.Detail, 256)))
 		a.metrics.EventsLost.Add(1)
+		unwanted++
 		if r.N == through+1 { // its number is used up
 			through++
 		}
 	}
-	a.events.through(through)
+	a.metrics.EventsSent.Add(int64(max(a.events.through(through)-unwanted, 0)))
 	return through >= batch[0].N, nil
 }

@@ -227,6 +227,7 @@ func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
 func (r *run) finish(held context.Context, f *protocol.Final) {
 	op, generation := r.a.Operation, r.a.Generation
 	seq := r.out.add(true, func(d *draft) { d.final = f })
+	r.agent.metrics.Ended.Add(f.Outcome)
 	err := r.out.wait(held, seq)
 	if err != nil && !errors.Is(err, errRefused) { // its answer may be on its way
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(held), callTimeout)

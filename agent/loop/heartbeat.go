@@ -118,6 +118,7 @@ func (a *Agent) heartbeat(ctx context.Context, stopping bool) error {
 		return errors.New("heartbeat: the answer lacks agent_id, cluster, lease_ms or call_deadline_ms")
 	}
 	a.metrics.Heartbeats.Add(1)
+	a.vitals.planeHeard(a.mono())
 	if answer.FullInventory {
 		a.inventory.askFull()
 	}
@@ -128,6 +129,8 @@ func (a *Agent) heartbeat(ctx context.Context, stopping bool) error {
 // beat runs the heartbeat loop until ctx ends. It returns an UnauthorizedError
 // when the plane refuses the token, which nothing but a person can mend.
 func (a *Agent) beat(ctx context.Context) error {
+	defer a.vitals.done("heartbeat")
+	a.vitals.turn("heartbeat", a.mono(), callTimeout)
 	tries := 0
 	for {
 		err := a.heartbeat(ctx, closed(a.stopping))
@@ -151,6 +154,7 @@ func (a *Agent) beat(ctx context.Context) error {
 				a.log.Warn("the plane does not answer", slog.Int("tries", tries), slog.Any("err", err))
 			}
 		}
+		a.vitals.turn("heartbeat", a.mono(), wait+callTimeout)
 		if !pause(ctx, wait) {
 			return nil
 		}

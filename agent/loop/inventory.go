@@ -286,6 +286,11 @@ func (a *Agent) postInventory(ctx context.Context, req protocol.InventoryRequest
 	if !answer.Reporter {
 		return errNotReporter
 	}
+	o := req.Objects
+	a.metrics.Objects.Add(int64(len(o.Nodes) + len(o.Devices) + len(o.Deployments) + len(o.Components)))
+	if req.Last {
+		a.metrics.Snapshots.Add(1)
+	}
 	if answer.FullInventory && !req.Last && req.Snapshot == "" {
 		a.inventory.askFull()
 	}

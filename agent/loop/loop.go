@@ -25,6 +25,9 @@ const (
 type Config struct {
 	PlaneURL string // http(s)://host[:port], without a credential
 	Token    string // an agent token of its cluster
+	// TokenNow is asked for the token at each call, so that one can be replaced
+	// while the agent runs; nil: Token.
+	TokenNow func() string
 	CAFile   string // PEM, in addition to the system's; optional
 	Name     string // stable across restarts, unique in the cluster
 	Version  string
@@ -64,6 +67,7 @@ type Agent struct {
 	mono    func() time.Duration
 	boot    string
 	metrics *Metrics
+	vitals  vitals
 
 	session   *session
 	slots     *slots
@@ -107,7 +111,8 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.Mono == nil {
 		cfg.Mono = bootClock()
 	}
-	api, err := newAPI(cfg)
+	m := &Metrics{}
+	api, err := newAPI(cfg, m)
 	if err != nil {
 		return nil, fmt.Errorf("new agent: %w", err)
 	}
@@ -117,7 +122,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a := &Agent{
 		cfg: cfg, log: cfg.Logger, api: api, now: cfg.Now, mono: cfg.Mono,
-		boot: id.New("boot", cfg.Now()), metrics: &Metrics{},
+		boot: id.New("boot", cfg.Now()), metrics: m,
 		session: newSession(), slots: newSlots(cfg.Concurrency), runs: newRuns(),
 		claims: newClaimer(), outgoing: newLane[*outbox](), kept: kept, inventory: newInventory(),
 		renewal: make(chan struct{}, 1), previews: make(chan struct{}, 4), stopping: make(chan struct{}),

@@ -108,11 +108,18 @@ func (a *Agent) receive(ctx, work context.Context, wg *sync.WaitGroup, wait time
 	src, err := a.sources.of(a.session.get())
 	if err != nil {
 		a.slots.give(n)
+		a.vitals.queueAnswered(a.mono(), err)
 		return 0, err
 	}
 	callCtx, cancel := context.WithTimeout(ctx, wait+queueCall)
 	messages, err := src.Receive(callCtx, src.name, n, wait, visibility)
 	cancel()
+	if ctx.Err() == nil {
+		a.vitals.queueAnswered(a.mono(), err)
+	}
+	if err == nil {
+		a.metrics.QueuePolls.Add(1)
+	}
 	if err != nil || len(messages) == 0 {
 		a.slots.give(n)
 		return 0, err

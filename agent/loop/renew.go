@@ -119,6 +119,7 @@ func (a *Agent) renewNow() {
 
 // renew renews all held leases together, three times in a lease.
 func (a *Agent) renew(ctx context.Context) {
+	defer a.vitals.done("renewal")
 	tries := 0
 	var last error
 	for {
@@ -131,6 +132,9 @@ func (a *Agent) renew(ctx context.Context) {
 			// A lease is lost by waiting longer than a third of it.
 			wait = atLeast(backoff(tries, third/20, third), last, third)
 		}
+		// All that it holds is renewed in calls of MaxBatch, one after the other.
+		calls := 1 + a.cfg.Concurrency/protocol.MaxBatch
+		a.vitals.turn("renewal", a.mono(), wait+time.Duration(calls)*callTimeout)
 		if !pause(ctx, wait, a.renewal) {
 			return
 		}

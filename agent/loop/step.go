@@ -54,6 +54,7 @@ func (r *run) task(s *stepState, attempt int, fenced bool, boundary <-chan struc
 				Name: redact(name, 512), Resource: redact(resource, 512),
 			})
 			return c.ID, func(category, output string) {
+				r.agent.metrics.Effects.Add(category)
 				if category != "ok" && category != "already" {
 					r.mu.Lock()
 					r.lastFailed = c.ID
@@ -161,6 +162,7 @@ func (r *run) step(ctx context.Context, s *stepState, interruptible bool) *end {
 		}
 		out := r.executeWaiting(ctx, s, boundary)
 		out.Detail, out.ErrorCode = detail(out.Detail), cut(clean(out.ErrorCode), 128)
+		r.agent.metrics.Steps.Add(out.Class)
 		switch out.Class {
 		case operation.OutcomeDone: // also when time ran out meanwhile: it was observed
 			r.close(s, operation.StepSucceeded, out)
