@@ -33,6 +33,10 @@ type Task struct {
 	Fence func(ctx context.Context) (context.Context, context.CancelFunc, error)
 	// Progress tells how far the step is. It never blocks.
 	Progress func(done, total int, unit, message string)
+	// Blocked tells what stands in the way now, the worst first; empty: nothing.
+	// It is shown in the operation with the time since when, so it is called
+	// whenever the set changes. It never blocks.
+	Blocked func(now []protocol.Blocker)
 	// Begin records a command that is about to be issued and returns its id and
 	// the function that records the response: category and output (which is
 	// redacted and bounded on the way).

@@ -72,6 +72,7 @@ type Agent struct {
 	session   *session
 	slots     *slots
 	runs      *runs
+	aside     *aside // handed over to other agents
 	claims    *claimer
 	outgoing  *lane[*outbox]
 	kept      *keep
@@ -123,7 +124,7 @@ func New(cfg Config) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, log: cfg.Logger, api: api, now: cfg.Now, mono: cfg.Mono,
 		boot: id.New("boot", cfg.Now()), metrics: m,
-		session: newSession(), slots: newSlots(cfg.Concurrency), runs: newRuns(),
+		session: newSession(), slots: newSlots(cfg.Concurrency), runs: newRuns(), aside: newAside(),
 		claims: newClaimer(), outgoing: newLane[*outbox](), kept: kept, inventory: newInventory(),
 		renewal: make(chan struct{}, 1), previews: make(chan struct{}, 4), stopping: make(chan struct{}),
 	}

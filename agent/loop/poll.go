@@ -169,6 +169,16 @@ func (a *Agent) handle(ctx context.Context, src source, messages []queue.Message
 				done(m) // a late copy: what it rang for is being carried out here
 				continue
 			}
+			if left := a.aside.left(bell.Operation, a.mono()); left > 0 { // another agent's to take
+				wg.Go(func() {
+					if m.Receives >= queue.MaxReceives {
+						done(m) // sound, and sweep rings again
+						return
+					}
+					a.extend(ctx, src, m, min(left, incompatibleFor))
+				})
+				continue
+			}
 			if n == 0 {
 				continue // the queue gave more than was asked for: left
 			}

@@ -57,6 +57,7 @@ type run struct {
 	stopped    bool
 	why        string // the last that was heard of what keeps it
 	lastFailed string // the command that failed last
+	progress   operation.Progress
 }
 
 func (a *Agent) newRun(ctx context.Context, as *protocol.Assignment, sent time.Duration) (*run, context.Context, context.Context) {

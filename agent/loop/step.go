@@ -46,7 +46,10 @@ func (r *run) task(s *stepState, attempt int, fenced bool, boundary <-chan struc
 		},
 		Progress: func(done, total int, unit, message string) {
 			r.heard(message)
-			r.out.tell(operation.Progress{Step: s.Name, Done: done, Total: total, Unit: unit, Message: message})
+			r.progressed(s.Name, func(p *operation.Progress) { p.Done, p.Total, p.Unit, p.Message = done, total, unit, message })
+		},
+		Blocked: func(now []protocol.Blocker) {
+			r.progressed(s.Name, func(p *operation.Progress) { p.Blockers = sinceWhen(r.agent.now().UTC(), p.Blockers, now) })
 		},
 		Begin: func(name, resource string) (string, func(string, string)) {
 			c := r.out.begin(protocol.Command{
@@ -182,6 +185,8 @@ func (r *run) step(ctx context.Context, s *stepState, interruptible bool) *end {
 			}
 		case operation.OutcomeAmbiguous:
 			return r.ambiguous(ctx, s, out)
+		case executor.ClassHandBack:
+			return r.handOver(s, out)
 		default:
 			out = executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: codeBadOutcome,
 				Detail: fmt.Sprintf("the executor returned an unknown outcome %q", detail(out.Class))}
@@ -308,6 +313,16 @@ func (r *run) interrupt(s *stepState, e *end, out executor.Outcome) *end {
 		e.out = out
 	}
 	return e
+}
+
+// handOver ends the run for another agent to go on with: nothing is in flight,
+// and this one leaves the operation alone for a while.
+func (r *run) handOver(s *stepState, out executor.Outcome) *end {
+	r.agent.aside.put(r.a.Operation, r.agent.mono()+executor.HandBackFor)
+	out.Class = operation.OutcomeTransient
+	r.close(s, operation.StepPending, out)
+	r.out.note(protocol.Note{Code: cut(clean(out.ErrorCode), 128), Detail: out.Detail, StepID: s.ID})
+	return &end{outcome: protocol.FinalHandBack, out: out}
 }
 
 // ambiguous ends the run with a step whose effect nobody knows.

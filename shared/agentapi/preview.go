@@ -83,7 +83,7 @@ func (s *Service) PreviewAnswer(ctx context.Context, cluster, previewID string, 
 		a.Blockers = a.Blockers[:500]
 	}
 	for i, b := range a.Blockers {
-		a.Blockers[i] = protocol.Blocker{Code: short(b.Code), Resource: clean(b.Resource, 512), Rule: clean(b.Rule, 512), Detail: detail(b.Detail)}
+		a.Blockers[i] = protocol.Blocker{Code: short(b.Code), Resource: clean(b.Resource, 512), Rule: clean(b.Rule, 512), Detail: detail(b.Detail), Since: b.Since}
 	}
 	a.ObservedAt = s.Store.Now().UTC()
 	p.Answer = &a

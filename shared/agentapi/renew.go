@@ -55,10 +55,18 @@ func (s *Service) renew(ctx context.Context, agent, cluster string, r protocol.R
 	return res
 }
 
+// maxBlockerBytes bounds what is kept of one blocker's detail.
+const maxBlockerBytes = 512
+
 // progress bounds what an agent tells of its progress.
 func progress(p *operation.Progress) *operation.Progress {
 	if p == nil {
 		return nil
 	}
-	return &operation.Progress{Step: short(p.Step), Done: max(p.Done, 0), Total: max(p.Total, 0), Unit: short(p.Unit), Message: detail(p.Message)}
+	out := &operation.Progress{Step: short(p.Step), Done: max(p.Done, 0), Total: max(p.Total, 0), Unit: short(p.Unit), Message: detail(p.Message)}
+	for _, b := range p.Blockers[:min(len(p.Blockers), operation.MaxProgressBlockers)] {
+		out.Blockers = append(out.Blockers, operation.Blocker{Code: short(b.Code), Resource: clean(b.Resource, 512), Rule: clean(b.Rule, 512),
+			Detail: clean(b.Detail, maxBlockerBytes), Since: b.Since})
+	}
+	return out
 }

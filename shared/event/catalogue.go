@@ -68,6 +68,7 @@ var catalogue = []About{
 	{"device.joined", Info, "A device is in the cluster that was not."},
 	{"device.left", Warning, "A device is no longer reported."},
 	{"device.degraded", Error, "The device works badly or not at all."},
+	{"device.xid", Error, "The driver reported an XID of the device; detail has the number, what it means, and whether it is a cause or a victim."},
 	{"device.recovered", Info, "The device is healthy again."},
 
 	{"deployment.created", Info, "A deployment is in the cluster that was not."},
@@ -75,6 +76,7 @@ var catalogue = []About{
 	{"deployment.available", Info, "The deployment has the replicas that it needs."},
 	{"deployment.unavailable", Error, "The deployment has fewer replicas than it needs."},
 	{"deployment.rolled", Info, "A rollout of the deployment is complete."},
+	{"deployment.rollout_stuck", Error, "A rollout of the deployment does not come to its end; detail names the first cause."},
 	{"deployment.oom", Error, "A container of the deployment was killed for want of memory."},
 	{"deployment.crash_loop", Error, "A container of the deployment keeps ending."},
 

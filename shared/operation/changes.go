@@ -131,11 +131,13 @@ func (tx *transaction) setProgress(p *Progress) {
 	if p == nil {
 		return
 	}
-	tx.shown = tx.shown || tx.s.Progress == nil || *tx.s.Progress != *p
+	tx.shown = tx.shown || !tx.s.Progress.Equal(p)
 	tx.s.Progress = p
 	for i, st := range tx.spec.Steps {
 		if st.Name == p.Step {
-			tx.s.Steps[i].Progress = p
+			own := *p
+			own.Blockers = nil // the operation shows them; once is enough
+			tx.s.Steps[i].Progress = &own
 		}
 	}
 }

@@ -178,15 +178,6 @@ func (st StepState) LastAttempt() int {
 	return 0
 }
 
-// Progress is how far the current step is.
-type Progress struct {
-	Step    string `json:"step"`
-	Done    int    `json:"done"`
-	Total   int    `json:"total"`
-	Unit    string `json:"unit"`
-	Message string `json:"message"`
-}
-
 // Waiting says why a pending or dispatched operation does not go on.
 type Waiting struct {
 	Code   string    `json:"code"`

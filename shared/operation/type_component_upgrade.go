@@ -14,6 +14,7 @@ var _ = register(Definition{
 	Targets: []string{KindCluster},
 	Payload: func(f *Fields) {
 		f.String("component", true, 253)
+		f.Enum("rollback", "on_failure", "on_failure", "never")
 		if v := f.String("version", true, 128); v != "" && !versionShape.MatchString(v) {
 			f.Fail("version", "format", "must be a semantic version such as v1.2.3")
 		}

@@ -11,6 +11,14 @@ type DrainPayload struct {
 	// Force allows pods that nothing will start again elsewhere.
 	Force       bool   `json:"force"`
 	PodSelector string `json:"pod_selector"`
+	// Device narrows the drain to the pods on one device of the node, by any of
+	// its spellings; empty: all of them.
+	Device string `json:"device"`
+	// Order is "priority" (pods of a lower priority go first, in waves) or "none"
+	// (all at once).
+	Order string `json:"order"`
+	// AwaitVolumeDetach waits until the node's volumes are detached, too.
+	AwaitVolumeDetach bool `json:"await_volume_detach"`
 	// OnDeadline is "stop", or "force": pods that are left are deleted past
 	// their disruption budgets in the window before the deadline.
 	OnDeadline         string `json:"on_deadline"`
@@ -31,6 +39,11 @@ var _ = register(Definition{
 				f.Fail("pod_selector", "format", "is no label selector: "+err.Error())
 			}
 		}
+		if f.String("device", false, 512) != "" && f.raw["pod_selector"] != nil {
+			f.Fail("device", "conflict", "does not go with pod_selector: name one of them")
+		}
+		f.Enum("order", "priority", "priority", "none")
+		f.Bool("await_volume_detach", false)
 		onDeadline := f.Enum("on_deadline", "stop", "stop", "force")
 		f.Int("force_window_seconds", 1, 24*3600, max(grace, 0)+30)
 		f.Enum("on_cancel", "leave", "leave", "restore")
@@ -51,6 +64,13 @@ var _ = register(Definition{
 			{Name: "evict", Title: "Evict the planned pods", Required: true, Interruptible: true, ReplaySafe: true, Effect: true, Capability: "node.drain", Risk: "high"},
 			{Name: "wait", Title: "Wait for in-flight requests and for the pods to stop", Required: true, Interruptible: true, ReplaySafe: true, Capability: "node.drain"},
 			{Name: "confirm", Title: "Observe every planned pod gone by UID and the node cordoned", Required: true, Interruptible: true, ReplaySafe: true, Capability: "node.drain"},
+		}
+		if d.Device != "" || d.AwaitVolumeDetach { // an agent that knows neither would drain too much, or claim too much
+			for i := range steps {
+				if steps[i].Capability == "node.drain" {
+					steps[i].MinVersion = 2
+				}
+			}
 		}
 		if d.OnCancel == "restore" {
 			steps = append(steps, PlanStep{Name: "restore", Title: "Lift the cordon that this drain placed", Interruptible: true, ReplaySafe: true, Effect: true, Cleanup: true, Capability: "node.cordon", Risk: "low"})

@@ -3,6 +3,8 @@ package protocol
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/opsplane/opsplane/shared/operation"
 )
 
 // PreviewRequest is GET /v1/agent/previews/{id}: what a dry run asks.
@@ -22,9 +24,4 @@ type PreviewAnswer struct {
 }
 
 // Blocker is something that stands in the way of an operation.
-type Blocker struct {
-	Code     string `json:"code"` // pdb, unmanaged_pod, local_data, finalizer, node_unreachable, holder, ...
-	Resource string `json:"resource"`
-	Rule     string `json:"rule"`
-	Detail   string `json:"detail"`
-}
+type Blocker = operation.Blocker

@@ -15,6 +15,7 @@ var rollSteps = map[string]step{
 	"restart":   {(*Executor).probeRestart, (*Executor).restart},
 	"wait":      {(*Executor).probeRolled, (*Executor).waitRolled},
 	"confirm":   {(*Executor).probeConfirm, (*Executor).confirmRolled},
+	"undo":      {(*Executor).probeUndo, (*Executor).undo},
 }
 
 // replicas is a copy of a deployment with its live counts.

@@ -24,6 +24,7 @@ const (
 	DidDelete   = "delete" // without grace, past any disruption budget
 	DidReset    = "reset"
 	DidRestart  = "restart"
+	DidUndo     = "undo" // of a restart
 	DidUpgrade  = "upgrade"
 )
 

@@ -38,7 +38,7 @@ func (e *Executor) look(t *executor.Task, p drainPlan) (r round, err error) {
 		plan := w.Drains[t.Assignment.Operation]
 		r.fresh = r.total > 0 && (plan == nil || len(plan.Pods) < r.total)
 		r.next = time.Hour
-		for _, v := range p.judge(ix, n.UID) {
+		for _, v := range p.judge(w, ix, n.UID) {
 			if v.code != "" { // it came after preflight
 				r.code, r.why = v.code, v.why
 				return

@@ -3,6 +3,8 @@ package sim
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -56,10 +58,14 @@ type verdict struct {
 // judge sorts a node's pods as kubectl drain does: DaemonSet and mirror pods
 // are left alone, completed ones never stand in the way, unmanaged ones and
 // those with local data are refused unless the payload allows them.
-func (p drainPlan) judge(ix *index, node string) []verdict {
+func (p drainPlan) judge(w *World, ix *index, node string) []verdict {
 	var list []verdict
+	on := p.deviceOn(w, ix, node)
 	for _, pod := range sortedPods(ix.podsByNode[node]) {
 		if pod.Owner == OwnerDaemonSet || pod.Owner == OwnerMirror || !p.selector.match(pod.Labels) {
+			continue
+		}
+		if p.Device != "" && (on == nil || !slices.Contains(on.Pods, pod.UID)) {
 			continue
 		}
 		v := verdict{pod: pod}
@@ -75,9 +81,28 @@ func (p drainPlan) judge(ix *index, node string) []verdict {
 	return list
 }
 
+// deviceOn is the node's device that the drain is narrowed to, nil if it has none
+// by that name.
+func (p drainPlan) deviceOn(w *World, ix *index, node string) *Device {
+	n := w.Nodes[node]
+	if n == nil || p.Device == "" {
+		return nil
+	}
+	name := strings.TrimPrefix(p.Device, "device:")
+	for _, spelled := range []string{name, n.Name + "/" + name} {
+		if d := w.Devices[ix.devByAlias[strings.ToLower(spelled)]]; d != nil && d.NodeUID == node {
+			return d
+		}
+	}
+	return nil
+}
+
 // refusal finds what no drain with this payload gets past: nothing is touched.
 func (p drainPlan) refusal(w *World, ix *index, node string) (code, why string) {
-	for _, v := range p.judge(ix, node) {
+	if p.Device != "" && p.deviceOn(w, ix, node) == nil {
+		return "device_gone", fmt.Sprintf("the node has no device %s", p.Device)
+	}
+	for _, v := range p.judge(w, ix, node) {
 		if v.code != "" {
 			return v.code, v.why
 		}
@@ -111,7 +136,7 @@ func (e *Executor) drainPreflight(_ context.Context, t *executor.Task) executor.
 			code, why = c, y
 			return
 		}
-		name, count = n.Name, len(p.judge(ix, n.UID))
+		name, count = n.Name, len(p.judge(w, ix, n.UID))
 		code, why = p.refusal(w, ix, n.UID)
 		blockers = p.blockers(w, ix, n)
 	})
@@ -136,7 +161,10 @@ func (p drainPlan) blockers(w *World, ix *index, n *Node) []protocol.Blocker {
 	if n.Unreachable {
 		add("node_unreachable", "node/"+n.Name, "", fmt.Sprintf("node %s is unreachable: nobody can see its pods stop", n.Name))
 	}
-	for _, v := range p.judge(ix, n.UID) {
+	if p.Device != "" && p.deviceOn(w, ix, n.UID) == nil {
+		add("device_gone", "device/"+p.Device, "", fmt.Sprintf("node %s has no device %s", n.Name, p.Device))
+	}
+	for _, v := range p.judge(w, ix, n.UID) {
 		name := "pod/" + v.pod.Key()
 		if v.code != "" {
 			add(v.code, name, "", v.why)
@@ -197,7 +225,7 @@ func readPlanned(w *World, ix *index, t *executor.Task, p drainPlan, n *Node) pl
 			}
 		}
 	}
-	for _, v := range p.judge(ix, n.UID) {
+	for _, v := range p.judge(w, ix, n.UID) {
 		if !seen[v.pod.UID] {
 			c := *v.pod
 			r.total++

@@ -110,7 +110,11 @@ func (e *Executor) run() {
 func (e *Executor) Capabilities() []protocol.Capability {
 	var list []protocol.Capability
 	for _, typ := range sortedKeys(types) {
-		list = append(list, protocol.Capability{Name: typ, Version: 1})
+		version := 1
+		if typ == "node.drain" || typ == "deployment.roll" { // to one device; with undo
+			version = 2
+		}
+		list = append(list, protocol.Capability{Name: typ, Version: version})
 	}
 	return list
 }

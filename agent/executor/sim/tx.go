@@ -3,7 +3,6 @@ package sim
 import (
 	"fmt"
 	"time"
-
 )
 
 // tx is one change under construction. The world is only read through it; what

@@ -64,7 +64,9 @@ func ReadMark(annotations map[string]string) (Mark, bool) {
 
 // Stale tells whether by is an older lease of the operation that left this mark:
 // it must not change the object any more.
-func (on Mark) Stale(by Mark) bool { return on.Operation == by.Operation && on.Generation > by.Generation }
+func (on Mark) Stale(by Mark) bool {
+	return on.Operation == by.Operation && on.Generation > by.Generation
+}
 
 // SameRun tells whether the mark is of the same run of the same operation: what
 // it did is done, whichever lease did it.

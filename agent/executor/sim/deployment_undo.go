@@ -1,0 +1,62 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/opsplane/opsplane/agent/executor"
+)
+
+func (e *Executor) probeUndo(_ context.Context, t *executor.Task) executor.Finding {
+	d, err := e.readDeployment(t)
+	switch {
+	case err != nil:
+		return unread(err)
+	case d == nil:
+		return executor.Found("there is no deployment to undo the rollout of")
+	case !d.restarted(t) || d.Roll == nil:
+		return executor.Found("no rollout of this operation is under way")
+	}
+	return executor.ToRun("the rollout of this operation is under way")
+}
+
+// undo takes the template back to the one of before, if this operation's rollout
+// is still the last: an effect of kind (a), as the restart is.
+func (e *Executor) undo(ctx context.Context, t *executor.Task) executor.Outcome {
+	for range maxConflicts {
+		d, err := e.readDeployment(t)
+		switch {
+		case err != nil:
+			return e.broken(err)
+		case d == nil:
+			return executor.Done("there is no deployment to undo the rollout of")
+		case !d.restarted(t) || d.Roll == nil:
+			return executor.Done("no rollout of this operation is under way on " + d.Key())
+		}
+		r, stop := e.effect(ctx, t, DidUndo, "deployment/"+d.UID, d.Key(), func(x *tx) reply {
+			now := x.w.Deployments[d.UID]
+			if now == nil {
+				return refused("deployment_gone", "%s is gone", d.Key())
+			}
+			by := mark(t)
+			if r, is := stale(now.Mark, by); is {
+				return r
+			}
+			if now.Revision != d.Revision {
+				return conflict("%s was changed: resourceVersion %d is not %d", d.Key(), now.Revision, d.Revision)
+			}
+			c := *now
+			c.Mark, c.Roll, c.Updated = &by, nil, c.Desired
+			c.Template--
+			x.deployment(c)
+			return ok("")
+		})
+		if stop != nil {
+			return *stop
+		}
+		if r.category == "ok" {
+			return executor.Done(fmt.Sprintf("%s has the template of before", d.Key()))
+		}
+	}
+	return executor.Transient("conflict", "the deployment is written to all the time")
+}
