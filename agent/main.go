@@ -14,6 +14,6 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal kills
-	code := agentcmd.Main(ctx, os.Args[1:], os.Stdin, os.Stderr)
+	code := agentcmd.Main(ctx, os.Args[1:], os.Stdin, os.Stderr, agentcmd.Sim())
 	os.Exit(code)
 }

@@ -34,22 +34,27 @@ func TestUsage(t *testing.T) {
 		{"token in the clear", []string{"--plane", "http://plane.example", "--sim-state", "x"}, exitUsage, "--insecure"},
 		{"token in the clear by address", []string{"--plane", "HTTP://10.0.0.1:80", "--sim-state", "x"}, exitUsage, "--insecure"},
 		{"a name like the loopback's", []string{"--plane", "http://localhost.example", "--sim-state", "x"}, exitUsage, "--insecure"},
-		{"insecure", []string{"--plane", "http://plane.example", "--insecure"}, exitFailed, "--sim-state"},
-		{"loopback", []string{"--plane", "http://localhost:1"}, exitFailed, "--sim-state"},
-		{"loopback IPv4", []string{"--plane", "http://127.0.0.2:1"}, exitFailed, "--sim-state"},
-		{"loopback IPv6", []string{"--plane", "http://[::1]:1"}, exitFailed, "--sim-state"},
+		{"insecure", []string{"--plane", "http://plane.example", "--insecure"}, exitUsage, "--sim-state"},
+		{"loopback", []string{"--plane", "http://localhost:1"}, exitUsage, "--sim-state"},
+		{"loopback IPv4", []string{"--plane", "http://127.0.0.2:1"}, exitUsage, "--sim-state"},
+		{"loopback IPv6", []string{"--plane", "http://[::1]:1"}, exitUsage, "--sim-state"},
 		{"no region", []string{"--plane", "https://p", "--aws-region", "Frankfurt"}, exitUsage, "--aws-region"},
+		{"too much concurrency", []string{"--plane", "https://p", "--concurrency", "10001"}, exitUsage, "10000"},
+		{"no stop grace", []string{"--plane", "https://p", "--stop-grace", "0s"}, exitUsage, "--stop-grace"},
+		{"no port to listen on", []string{"--plane", "https://p", "--listen", "localhost"}, exitUsage, "host:port"},
+		{"a port past the last", []string{"--plane", "https://p", "--listen", ":65536"}, exitUsage, "65535"},
+		{"a long name", []string{"--plane", "https://p", "--name", strings.Repeat("a", 254)}, exitUsage, "253"},
 		{"help", []string{"--help"}, exitOK, "token-file"},
 		{"version", []string{"--version"}, exitOK, "opsplane-agent"},
-		{"kube", []string{"--plane", "https://p", "--executor", "kube"}, exitFailed, "not built into this agent"},
-		{"no sim state", []string{"--plane", "https://p"}, exitFailed, "--sim-state"},
-		{"no token file", []string{"--plane", "https://p", "--token-file", "/nonexistent"}, exitFailed, "read token"},
-		{"empty token file", []string{"--plane", "https://p", "--token-file", empty}, exitFailed, "one token"},
+		{"kube", []string{"--plane", "https://p", "--executor", "kube"}, exitUsage, "not built into this agent"},
+		{"no sim state", []string{"--plane", "https://p"}, exitUsage, "--sim-state"},
+		{"no token file", []string{"--plane", "https://p", "--sim-state", "x", "--token-file", "/nonexistent"}, exitFailed, "read token"},
+		{"empty token file", []string{"--plane", "https://p", "--sim-state", "x", "--token-file", empty}, exitFailed, "one token"},
 		{"credential in URL", []string{"--plane", "https://u:p@p", "--sim-state", t.TempDir()}, exitFailed, "credential"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var out strings.Builder
-			if code := Main(t.Context(), tc.args, strings.NewReader(""), &out); code != tc.code || !strings.Contains(out.String(), tc.says) {
+			if code := Main(t.Context(), tc.args, strings.NewReader(""), &out, Sim()); code != tc.code || !strings.Contains(out.String(), tc.says) {
 				t.Errorf("code %d, says %s", code, out.String())
 			}
 		})
@@ -79,7 +84,7 @@ func TestParentPipe(t *testing.T) {
 	code := make(chan int)
 	var log strings.Builder
 	go func() {
-		code <- Main(context.Background(), []string{"--plane", plane.URL, "--name", "a1", "--sim-state", t.TempDir(), "--state-dir", t.TempDir(), "--parent-pipe"}, r, &log)
+		code <- Main(context.Background(), []string{"--plane", plane.URL, "--name", "a1", "--sim-state", t.TempDir(), "--state-dir", t.TempDir(), "--parent-pipe"}, r, &log, Sim())
 	}()
 	if hb := <-beats; hb.Name != "a1" || hb.Boot == "" || len(hb.Capabilities) == 0 || hb.Stopping {
 		t.Errorf("first heartbeat %+v", hb)
@@ -112,7 +117,7 @@ func TestRefusedToken(t *testing.T) {
 	}))
 	defer plane.Close()
 	var log strings.Builder
-	if code := Main(t.Context(), []string{"--plane", plane.URL, "--sim-state", t.TempDir()}, nil, &log); code != exitRefused {
+	if code := Main(t.Context(), []string{"--plane", plane.URL, "--sim-state", t.TempDir()}, nil, &log, Sim()); code != exitRefused {
 		t.Errorf("exit code %d: %s", code, log.String())
 	}
 }

@@ -72,7 +72,7 @@ func TestAgentOnRealSQS(t *testing.T) {
 	var log syncBuffer
 	code := make(chan int)
 	go func() {
-		code <- Main(t.Context(), []string{"--plane", plane.URL, "--name", "a1", "--sim-state", t.TempDir(), "--parent-pipe"}, stdin, &log)
+		code <- Main(t.Context(), []string{"--plane", plane.URL, "--name", "a1", "--sim-state", t.TempDir(), "--parent-pipe"}, stdin, &log, Sim())
 	}()
 	eventually(t, "the doorbell deleted and the other message left, hidden", func() bool { return count(first) == "0 visible, 1 hidden" })
 	if !strings.Contains(log.String(), "left to become a dead letter") {

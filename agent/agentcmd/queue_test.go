@@ -192,7 +192,7 @@ func TestAgentOnSQS(t *testing.T) {
 	var log syncBuffer
 	code := make(chan int)
 	go func() {
-		code <- Main(t.Context(), []string{"--plane", plane.URL, "--name", "a1", "--sim-state", t.TempDir(), "--aws-region", "eu-west-3", "--parent-pipe"}, stdin, &log)
+		code <- Main(t.Context(), []string{"--plane", plane.URL, "--name", "a1", "--sim-state", t.TempDir(), "--aws-region", "eu-west-3", "--parent-pipe"}, stdin, &log, Sim())
 	}()
 	eventually(t, "a refusal in the log", func() bool {
 		return strings.Contains(log.String(), "refuses this agent's credentials") && strings.Contains(log.String(), "assumed-role/other")

@@ -132,3 +132,8 @@ func redactValue(v any) any {
 }
 
 var secretKey = regexp.MustCompile(`(?i)(?:password|passwd|secret|token|api[_-]?key|credential)s?$`)
+
+// Redact is what the agent's other ways out (health, errors on exit) do with
+// text too: secrets, control characters and what is past limit bytes are taken
+// out.
+func Redact(s string, limit int) string { return redact(s, limit) }

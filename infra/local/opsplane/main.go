@@ -128,7 +128,7 @@ func main() {
 		// Ctrl-C reaches the whole process group, the simulated agents too.
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		context.AfterFunc(ctx, stop) // a second signal kills
-		os.Exit(agentcmd.Main(ctx, os.Args[2:], os.Stdin, os.Stderr))
+		os.Exit(agentcmd.Main(ctx, os.Args[2:], os.Stdin, os.Stderr, agentcmd.Sim()))
 	}
 	var c cli
 	k := kong.Parse(&c, kong.Name("opsplane"), kong.Description("The operations plane of a GPU fleet."), kong.UsageOnError())
