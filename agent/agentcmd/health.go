@@ -1,7 +1,6 @@
 package agentcmd
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -26,33 +25,50 @@ type health struct {
 	status   func() loop.Status
 	executor Healthy // nil: there is nothing that it could lose
 	now      func() time.Time
+	within   time.Duration
 
 	mu      sync.Mutex
 	checked time.Time
 	err     error
+	owed    chan error // an answer that has not come
 }
 
 func newHealth(agent *loop.Agent, e executor.Executor) *health {
-	h := &health{status: agent.Status, now: time.Now}
+	h := &health{status: agent.Status, now: time.Now, within: checkWithin}
 	h.executor, _ = e.(Healthy)
 	return h
 }
 
 // works asks the executor, at most every checkEvery.
-func (h *health) works(ctx context.Context) error {
+func (h *health) works() error {
 	if h.executor == nil {
 		return nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if now := h.now(); h.checked.IsZero() || now.Sub(h.checked) >= checkEvery {
-		// The answer is for whoever asks next, too: it does not end with this call.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkWithin)
-		h.err = h.executor.Healthy(ctx)
-		cancel()
+		h.err = h.ask()
 		h.checked = h.now()
 	}
 	return h.err
+}
+
+// ask asks the executor once; while it owes an answer it is not asked again.
+func (h *health) ask() error {
+	if h.owed == nil {
+		owed := make(chan error, 1)
+		go func() { owed <- h.executor.Healthy() }()
+		h.owed = owed
+	}
+	late := time.NewTimer(h.within)
+	defer late.Stop()
+	select {
+	case err := <-h.owed:
+		h.owed = nil
+		return err
+	case <-late.C:
+		return fmt.Errorf("the executor does not say how it is within %s", h.within)
+	}
 }
 
 // part is one thing that the agent depends on.
@@ -98,13 +114,13 @@ type readiness struct {
 
 // ready tells whether operations can be carried out here: the plane was heard of
 // lately and the executor reaches what it acts on.
-func (h *health) ready(w http.ResponseWriter, r *http.Request) {
+func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
 	s := h.status()
 	out := readiness{
 		Agent: s.AgentID, Cluster: s.Cluster, Reporter: s.Reporter, Leases: s.Leases, Capacity: s.Capacity,
 		Plane: planePart(s), Queue: queuePart(s), Executor: part{OK: true},
 	}
-	if err := h.works(r.Context()); err != nil {
+	if err := h.works(); err != nil {
 		out.Executor = part{Detail: inWords(err)}
 	}
 	out.Ready = out.Plane.OK && out.Executor.OK && !s.Stopping

@@ -1,7 +1,6 @@
 package agentcmd
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -32,7 +31,7 @@ type sick struct {
 	err error
 }
 
-func (s *sick) Healthy(context.Context) error {
+func (s *sick) Healthy() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
@@ -203,20 +202,41 @@ func TestStuckIsNotAlive(t *testing.T) {
 func TestHealthIsAskedNowAndThen(t *testing.T) {
 	t.Parallel()
 	now, asked := time.Now(), 0
-	h := &health{executor: asks(func() error { asked++; return nil }), now: func() time.Time { return now }}
+	h := &health{executor: asks(func() error { asked++; return nil }), now: func() time.Time { return now }, within: time.Minute}
 	for range 10 {
-		_ = h.works(t.Context())
+		_ = h.works()
 	}
 	now = now.Add(checkEvery)
-	_ = h.works(t.Context())
+	_ = h.works()
 	if asked != 2 {
+		t.Errorf("asked %d times", asked)
+	}
+}
+
+// An executor that does not answer is not well, and is not asked ever more.
+func TestHealthWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	release, asked := make(chan struct{}), 0
+	h := &health{executor: asks(func() error { asked++; <-release; return nil }), within: time.Millisecond,
+		now: func() time.Time { return time.Time{} }} // never checked lately
+	for range 3 {
+		if err := h.works(); err == nil || !strings.Contains(err.Error(), "does not say") {
+			t.Errorf("well: %v", err)
+		}
+	}
+	close(release)
+	h.within = time.Minute
+	if err := h.works(); err != nil {
+		t.Errorf("not well: %v", err)
+	}
+	if asked != 1 {
 		t.Errorf("asked %d times", asked)
 	}
 }
 
 type asks func() error
 
-func (f asks) Healthy(context.Context) error { return f() }
+func (f asks) Healthy() error { return f() }
 
 func TestPlanePart(t *testing.T) {
 	t.Parallel()

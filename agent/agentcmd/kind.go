@@ -1,7 +1,6 @@
 package agentcmd
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -39,10 +38,10 @@ type Opened struct {
 }
 
 // Healthy is what an executor offers that can lose what it acts on: an error says
-// why nothing can be carried out now, in words for a person. It is asked by the
-// readiness probe, under a deadline of a few seconds.
+// why nothing can be carried out now, in words for a person. The readiness probe
+// asks it, and takes no answer within seconds for a bad one.
 type Healthy interface {
-	Healthy(ctx context.Context) error
+	Healthy() error
 }
 
 // chosen is a kind with its flags parsed.

@@ -1,7 +1,6 @@
 package agentcmd
 
 import (
-	"context"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -121,5 +120,5 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), label)
 		})
 	}
-	ch <- prometheus.MustNewConstMetric(executes, prometheus.GaugeValue, one(c.health.works(context.Background()) == nil))
+	ch <- prometheus.MustNewConstMetric(executes, prometheus.GaugeValue, one(c.health.works() == nil))
 }
