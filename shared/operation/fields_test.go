@@ -88,7 +88,7 @@ func TestPayloads(t *testing.T) {
 	for typ, cases := range map[string]map[string]string{ // payload -> faults
 		"node.cordon":     {``: "", `{}`: "", `{"x":1}`: "/x unknown_field", `[]`: " type"},
 		"node.uncordon":   {``: "", `{"take_over":true}`: "", `{"take_over":"yes"}`: "/take_over type", `{"force":true}`: "/force unknown_field"},
-		"deployment.roll": {``: "", `{"x":1}`: "/x unknown_field"},
+		"deployment.roll": {``: "", `{"x":1}`: "/x unknown_field", `{"undo":"on_failure"}`: "", `{"undo":true}`: "/undo type", `{"undo":"always"}`: "/undo enum"},
 		"device.reset":    {``: "", `{"drain":true}`: "", `{"drain":1}`: "/drain type", `{"x":1}`: "/x unknown_field"},
 		"node.drain": {
 			``: "", `{"grace_period_seconds":-1}`: "", `{"grace_period_seconds":-2}`: "/grace_period_seconds range",
@@ -98,6 +98,8 @@ func TestPayloads(t *testing.T) {
 			`{"on_deadline":"stop"}`: "", `{"on_deadline":"force"}`: "", `{"on_deadline":"later"}`: "/on_deadline enum",
 			`{"on_deadline":"force","force_window_seconds":1}`: "", `{"on_deadline":"force","force_window_seconds":0}`: "/force_window_seconds range",
 			`{"on_deadline":"force","force_window_seconds":86400}`: "", `{"on_deadline":"force","force_window_seconds":86401}`: "/force_window_seconds range",
+			`{"device":"GPU-8f3c"}`: "", `{"device":"GPU-8f3c","pod_selector":"app=web"}`: "/device conflict", `{"device":"` + long + `"}`: "/device max_length",
+			`{"order":"none","await_volume_detach":true}`: "", `{"order":"name"}`: "/order enum", `{"await_volume_detach":1}`: "/await_volume_detach type",
 			`{"force_window_seconds":30}`: "/force_window_seconds conflict",
 			`{"on_cancel":"restore"}`:     "", `{"on_cancel":"undo"}`: "/on_cancel enum", `{"gracePeriodSeconds":1}`: "/gracePeriodSeconds unknown_field",
 			`{"grace_period_seconds":"x","force":1,"y":1}`: "/force type,/grace_period_seconds type,/y unknown_field",
@@ -106,6 +108,7 @@ func TestPayloads(t *testing.T) {
 			`{}`: "/component required,/version required", `{"component":"operator","version":"v1.2.3"}`: "", `{"component":"operator","version":"1.2.3-rc.1+b5"}`: "",
 			`{"component":"operator","version":"latest"}`: "/version format", `{"component":"operator","version":"01.2.3"}`: "/version format", `{"component":"operator","version":"1.2"}`: "/version format",
 			`{"component":"` + long[:254] + `","version":"1.2.3"}`: "/component max_length", `{"component":1,"version":2}`: "/component type,/version type",
+			`{"component":"o","version":"1.2.3","rollback":"never"}`: "", `{"component":"o","version":"1.2.3","rollback":"maybe"}`: "/rollback enum",
 			`{"component":"o","version":"1.2.3","x":1}`: "/x unknown_field",
 		},
 		"plan": {
@@ -153,7 +156,7 @@ func TestPlans(t *testing.T) {
 		KindDeployment: {Kind: KindDeployment, ID: "dep_d", Name: "default/web"},
 		KindCluster:    {Kind: KindCluster, ID: "clu_c", Name: "alpha", Component: "cmp_o"},
 	}
-	payloads := map[string][]string{"node.drain": {`{}`, `{"on_cancel":"restore"}`}, "device.reset": {`{}`, `{"drain":true}`}}
+	payloads := map[string][]string{"node.drain": {`{}`, `{"on_cancel":"restore"}`, `{"device":"GPU-1"}`}, "deployment.roll": {`{}`, `{"undo":"on_failure"}`}, "device.reset": {`{}`, `{"drain":true}`}}
 	var out strings.Builder
 	for _, typ := range Types() {
 		def, _ := Lookup(typ)

@@ -19,6 +19,7 @@ type round struct {
 	blockCode string
 	act       string            // what a person can do about it
 	rules     map[string]string // why a pod may not be evicted, by UID
+	budgets   map[string]string // and by which disruption budget
 	next      time.Duration     // when the first of those that are stopping is gone
 }
 
@@ -58,10 +59,10 @@ func (e *Executor) look(t *executor.Task, p drainPlan) (r round, err error) {
 				r.code, r.why = "two_pdbs", twoPDBs(pod, b)
 				return
 			case len(b) > 1:
-				r.block("two_pdbs", pod, twoPDBs(pod, b), "")
+				r.block("two_pdbs", pod, b[0].pdb, twoPDBs(pod, b), "")
 				continue
 			case len(b) == 1 && b[0].allowed() == 0:
-				r.block("pdb_blocked", pod, b[0].String(), b[0].act())
+				r.block("pdb_blocked", pod, b[0].pdb, b[0].String(), b[0].act())
 				continue
 			}
 			r.ready = append(r.ready, pod)
@@ -70,14 +71,17 @@ func (e *Executor) look(t *executor.Task, p drainPlan) (r round, err error) {
 	return r, err
 }
 
-func (r *round) block(code string, p *Pod, why, act string) {
+func (r *round) block(code string, p *Pod, by *PDB, why, act string) {
 	if r.blocked == "" {
 		r.blockCode, r.blocked, r.act = code, fmt.Sprintf("waiting for pod %s: %s", p.Key(), why), act
 	}
 	if r.rules == nil {
-		r.rules = map[string]string{}
+		r.rules, r.budgets = map[string]string{}, map[string]string{}
 	}
 	r.rules[p.UID] = why
+	if by != nil {
+		r.budgets[p.UID] = "pdb/" + by.Key()
+	}
 }
 
 // forced puts in the journal that a pod was removed against a rule.
@@ -140,7 +144,7 @@ func (e *Executor) evict(ctx context.Context, t *executor.Task) executor.Outcome
 				return *stop
 			}
 			if rep.code == "pdb_blocked" { // another drain was faster
-				r.block(rep.code, pod, rep.why, "")
+				r.block(rep.code, pod, nil, rep.why, "")
 				left++
 			}
 		}
@@ -150,6 +154,7 @@ func (e *Executor) evict(ctx context.Context, t *executor.Task) executor.Outcome
 				return e.broken(err)
 			}
 			t.Progress(r.gone, r.total, "pods", r.String())
+			t.Blocked(nil)
 			if len(r.ready) == 0 && r.blocked == "" {
 				return executor.Done(fmt.Sprintf("%d pods evicted", r.total) + countForced(r.forced))
 			}
@@ -160,6 +165,7 @@ func (e *Executor) evict(ctx context.Context, t *executor.Task) executor.Outcome
 			message += ", " + r.blocked
 		}
 		t.Progress(r.gone, r.total, "pods", message)
+		t.Blocked(e.hindrances(p, r))
 		if s := wait(ctx, t, r.next); s != "" {
 			if r.blockCode != "" && s == "interrupted" {
 				s = r.blockCode
@@ -283,6 +289,7 @@ func (e *Executor) waitGone(ctx context.Context, t *executor.Task) executor.Outc
 		}
 		if len(r.left) == 0 {
 			t.Progress(r.gone, r.total, "pods", r.String())
+			t.Blocked(nil)
 			return executor.Done(r.String())
 		}
 		if len(r.ready) > 0 || r.blocked != "" { // one came after the evictions
@@ -312,6 +319,7 @@ func (e *Executor) waitGone(ctx context.Context, t *executor.Task) executor.Outc
 		code, why := e.staying(r.left[0], r.node)
 		message := fmt.Sprintf("%s, waiting for pod %s: %s", r, r.left[0].Key(), why)
 		t.Progress(r.gone, r.total, "pods", message)
+		t.Blocked(e.hindrances(p, r))
 		if s := wait(ctx, t, r.next); s != "" {
 			if s == "interrupted" {
 				s = code

@@ -65,6 +65,7 @@ type job struct {
 	progress []string
 	notes    []string
 	commands []string
+	blocked  []protocol.Blocker // the last that were told, but none
 }
 
 func newJob(op, typ, target, uid, payload string) *job {
@@ -92,6 +93,13 @@ func (j *job) task(step string) *executor.Task {
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		j.progress = append(j.progress, message)
+	}
+	t.Blocked = func(now []protocol.Blocker) {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		if len(now) > 0 {
+			j.blocked = now
+		}
 	}
 	t.Note = func(code, detail string) {
 		j.mu.Lock()
