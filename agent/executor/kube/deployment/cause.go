@@ -1,0 +1,182 @@
+package deployment
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Codes of what keeps a rollout from its end.
+const (
+	codeImagePull     = "image_pull_failed"
+	codeCrashLoop     = "crash_loop"
+	codeConfig        = "config_error"
+	codeQuota         = "quota_exceeded"
+	codeCreateRefused = "create_refused" // an admission policy refuses the pods
+	codeUnschedulable = "unschedulable"
+	codeDeadline      = "progress_deadline_exceeded"
+	codeTerminating   = "terminating" // an old pod that has not gone
+)
+
+// maxMessage bounds what a container or a policy said, in bytes.
+const maxMessage = 300
+
+// slowCrashes is how many restarts of a container that is not ready count as a
+// crash loop between two back-offs.
+const slowCrashes = 3
+
+// cause is one thing that keeps new pods from getting ready.
+type cause struct {
+	code     string
+	resource string // the first one it was seen on
+	rule     string // image, container, quota or scheduler
+	detail   string
+	since    time.Time // zero: the API server does not say
+	pods     int
+}
+
+// hopeless tells whether no waiting mends it.
+func (c cause) hopeless() bool {
+	return c.code == codeImagePull || c.code == codeCrashLoop || c.code == codeConfig
+}
+
+func (c cause) key() string { return c.code + "\x00" + c.rule }
+
+// rank orders causes: what the pods themselves say comes before what keeps pods
+// from being made or placed.
+func (c cause) rank() int {
+	return slices.Index([]string{codeConfig, codeImagePull, codeCrashLoop, codeQuota, codeCreateRefused, codeUnschedulable}, c.code)
+}
+
+// podCauses reads a pod that is not ready.
+func podCauses(p *corev1.Pod) []cause {
+	if p.DeletionTimestamp != nil || ready(p) {
+		return nil
+	}
+	resource := "pod/" + p.Namespace + "/" + p.Name
+	var list []cause
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+			list = append(list, cause{code: codeUnschedulable, resource: resource, rule: "scheduler", since: c.LastTransitionTime.Time,
+				detail: fmt.Sprintf("pod %s cannot be placed: %s", p.Name, bound(c.Message))})
+		}
+	}
+	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if c, is := containerCause(p, s); is {
+			c.resource = resource
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// containerCause reads the status of one container.
+// https://kubernetes.io/docs/concepts/containers/images/#imagepullbackoff and
+// https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy
+func containerCause(p *corev1.Pod, s corev1.ContainerStatus) (cause, bool) {
+	if w := s.State.Waiting; w != nil {
+		switch w.Reason {
+		case "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed":
+			return cause{code: codeImagePull, rule: "image " + imageOf(p, s),
+				detail: fmt.Sprintf("image %s cannot be pulled (%s): %s", imageOf(p, s), w.Reason, bound(w.Message))}, true
+		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
+			return cause{code: codeConfig, rule: "container " + s.Name,
+				detail: fmt.Sprintf("container %s of pod %s cannot be started (%s): %s", s.Name, p.Name, w.Reason, bound(w.Message))}, true
+		case "CrashLoopBackOff":
+			return crash(p, s), true
+		}
+	}
+	if s.RestartCount >= slowCrashes && !s.Ready && s.LastTerminationState.Terminated != nil {
+		return crash(p, s), true
+	}
+	return cause{}, false
+}
+
+func crash(p *corev1.Pod, s corev1.ContainerStatus) cause {
+	c := cause{code: codeCrashLoop, rule: "container " + s.Name,
+		detail: fmt.Sprintf("container %s of pod %s crashes, %d restarts", s.Name, p.Name, s.RestartCount)}
+	last := s.LastTerminationState.Terminated
+	if last == nil {
+		last = s.State.Terminated
+	}
+	if last != nil {
+		c.since = last.FinishedAt.Time
+		c.detail += fmt.Sprintf("; last it ended with exit code %d (%s)", last.ExitCode, cmp.Or(last.Reason, "no reason given"))
+		if last.Message != "" {
+			c.detail += ": " + bound(last.Message)
+		}
+	}
+	return c
+}
+
+// imageOf is the image as the pod asks for it: a status may carry a digest or
+// nothing.
+func imageOf(p *corev1.Pod, s corev1.ContainerStatus) string {
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		if c.Name == s.Name {
+			return c.Image
+		}
+	}
+	return s.Image
+}
+
+// refusedPods reads why a controller could not make pods.
+func refusedPods(resource, message string, since time.Time) cause {
+	c := cause{code: codeCreateRefused, resource: resource, rule: "admission", since: since, detail: "pods cannot be made: " + bound(message)}
+	// The quota's refusal has no reason of its own: it is a 403 as any other.
+	// https://kubernetes.io/docs/concepts/policy/resource-quotas/
+	if _, quota, is := strings.Cut(message, "exceeded quota: "); is {
+		name, _, _ := strings.Cut(quota, ",")
+		c.code, c.rule = codeQuota, "quota "+name
+	}
+	return c
+}
+
+// sum joins causes of one kind and rule, in the order in which they count.
+func sum(list []cause) []cause {
+	var out []cause
+	for _, c := range list {
+		i := slices.IndexFunc(out, func(o cause) bool { return o.key() == c.key() })
+		if i < 0 {
+			c.pods = 1
+			out = append(out, c)
+			continue
+		}
+		out[i].pods++
+		if !c.since.IsZero() && (out[i].since.IsZero() || c.since.Before(out[i].since)) {
+			out[i].since = c.since
+		}
+	}
+	for i, c := range out {
+		if c.pods > 1 {
+			out[i].detail += fmt.Sprintf(" (%d pods)", c.pods)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b cause) int { return cmp.Compare(a.rank(), b.rank()) })
+	return out
+}
+
+// ready tells whether the pod is ready.
+func ready(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// bound makes one short line of a message from outside.
+func bound(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) <= maxMessage {
+		return cmp.Or(s, "no message")
+	}
+	s = s[:maxMessage]
+	for !utf8.ValidString(s) {
+		s = s[:len(s)-1]
+	}
+	return s + "..."
+}

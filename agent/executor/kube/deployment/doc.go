@@ -1,0 +1,41 @@
+// Package deployment carries deployment.roll out on Kubernetes: Deployment,
+// StatefulSet, LeaderWorkerSet and DynamoGraphDeployment.
+//
+// # Restart
+//
+// A restart is asked for as kubectl does, by an annotation in the pod template,
+// so the controller rolls even if nothing else changed. The same patch writes the
+// operation's mark into the template and onto the object, and is conditional on
+// the resourceVersion: an older generation reads the newer mark or loses. A
+// DynamoGraphDeployment has no template of its own; its operator restarts it when
+// spec.restart.id changes.
+//
+// # Waiting
+//
+// One watch on the object and one on its pods (for the two kinds that have no
+// condition for it also one on the StatefulSet's events) drive the wait. What
+// keeps new pods from getting ready is a blocker while the rollout may still come
+// through, and the cause when it has failed:
+//
+//   - a Deployment has failed when its controller says ProgressDeadlineExceeded;
+//   - the other kinds have no such deadline: they have failed when no new pod was
+//     made or got ready for Bounds.Stall, or for what the object's annotation
+//     opsplane.io/progress-deadline-seconds says;
+//   - with undo asked for, a cause that no waiting mends (the image cannot be
+//     pulled, a container crashes or cannot be configured) fails it after
+//     Bounds.Patience.
+//
+// # Undo
+//
+// The undo step of a failed or cancelled operation looks whether the rollout is
+// failing. If it is, and nobody else changed the template since, it takes the
+// restart's annotations back, which makes the template that of the revision
+// before: the controller returns to the pods of that revision. A rollout that was
+// merely under way when it was cancelled is left to its controller. A StatefulSet
+// that starts its pods in order never leaves a broken pod by itself, so the undo
+// deletes the new pods that are not ready, by UID.
+// https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/#forced-rollback
+//
+// Disruption budgets do not count: controllers delete pods of a rollout without
+// asking for an eviction.
+package deployment

@@ -1,0 +1,135 @@
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// observe describes the deployment at the end of the operation.
+func (r *roller) observe(ctx context.Context, a *protocol.Assignment, end *executor.Ending) {
+	ctx = cluster.Operation(ctx, a)
+	d, err := r.find(ctx, a)
+	switch {
+	case err != nil:
+		end.Message = "the deployment could not be read: " + err.Error()
+		return
+	case d == nil:
+		end.Message = gone(a)
+		return
+	}
+	by := cluster.Mark{Operation: a.Operation, Run: a.Run, Generation: a.Generation}
+	end.Observed.Deployments = []protocol.Deployment{d.report()}
+	end.NotVerified = []string{"application readiness"}
+	end.Message = d.String()
+	if d.restarted(by) && phase(a, "restart") != operation.StepUnknown {
+		switch {
+		case d.record.Undone:
+			end.Verified = append(end.Verified, "the pod template is that of before the restart")
+			end.Message += ", taken back to the template of before"
+		case d.superseded() != "":
+			end.Message += "; " + supersededBy(d)
+		default:
+			end.Verified = append(end.Verified, "the pod template carries this restart")
+			r.leftover(ctx, a, d, by, end)
+		}
+	}
+	end.Verified = append(end.Verified, fmt.Sprintf("%d of %d replicas updated", d.updated, d.want), fmt.Sprintf("%d of %d replicas ready", d.ready, d.desired))
+}
+
+// leftover says what is not done of a restart that is in force.
+func (r *roller) leftover(ctx context.Context, a *protocol.Assignment, d *rollout, by cluster.Mark, end *executor.Ending) {
+	s, err := r.look(ctx, d)
+	if err != nil {
+		return // how far it is stays what the object says
+	}
+	v := s.judge(by, r.bounds, false, map[string]time.Time{}, r.Now())
+	switch {
+	case !v.rolled:
+		why := v.why
+		if why == "" {
+			why = d.String()
+		}
+		leave(a, end, "wait", "the rollout is incomplete: "+why)
+	case len(v.old) > d.desired-d.want:
+		leave(a, end, "confirm", fmt.Sprintf("%d old pods have not gone", len(v.old)))
+	default:
+		end.Verified = append(end.Verified, "the pods of before are gone")
+	}
+}
+
+// report is the deployment as the inventory has it.
+func (r *rollout) report() protocol.Deployment {
+	revision, _ := strconv.ParseInt(r.object.GetResourceVersion(), 10, 64)
+	d := protocol.Deployment{UID: string(r.object.GetUID()), Name: r.name(), Kind: r.kind.name, Revision: revision,
+		Desired: r.desired, Ready: r.ready, Updated: r.updated, Available: r.available >= r.desired}
+	for _, at := range r.templates() {
+		list, _, _ := unstructured.NestedSlice(r.object.Object, append(append([]string{}, at...), "spec", "containers")...)
+		if len(list) > 0 {
+			c, _ := list[0].(map[string]any)
+			d.Image, _ = c["image"].(string)
+			break
+		}
+	}
+	return d
+}
+
+func phase(a *protocol.Assignment, step string) operation.StepPhase {
+	for _, s := range a.Steps {
+		if s.Name == step {
+			return s.Phase
+		}
+	}
+	return ""
+}
+
+// leave says that something is left behind of what a step was to do. A step that
+// is unknown is listed as that.
+func leave(a *protocol.Assignment, end *executor.Ending, step, detail string) {
+	for _, s := range a.Steps {
+		if s.Name != step || s.Phase == operation.StepUnknown {
+			continue
+		}
+		r := operation.Residual{StepID: s.ID, Step: s.Name, Resource: a.TargetID, Detail: detail}
+		if len(s.Resources) > 0 {
+			r.Resource = s.Resources[0]
+		}
+		end.Residual = append(end.Residual, r)
+	}
+}
+
+// preview tells what a restart would meet, changing nothing.
+func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]protocol.Blocker, error) {
+	p, err := payload(q.Payload)
+	if err != nil {
+		return nil, err
+	}
+	a := &protocol.Assignment{Operation: q.ID, TargetName: q.TargetName, TargetUID: q.TargetUID}
+	d, err := r.find(ctx, a)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read %s: %w", q.TargetName, err)
+	case d == nil:
+		return []protocol.Blocker{{Code: "deployment_gone", Resource: q.TargetName, Detail: gone(a)}}, nil
+	}
+	hold, notes, err := r.check(ctx, d, cluster.Mark{Operation: q.ID}, p)
+	if err != nil {
+		return nil, fmt.Errorf("preview the restart of %s: %w", d.name(), err)
+	}
+	list := []protocol.Blocker{}
+	if hold != nil {
+		list = append(list, *hold)
+	}
+	if len(notes) > 0 && !d.settled() {
+		list = append(list, protocol.Blocker{Code: "rolling", Resource: "deployment/" + d.name(), Rule: "status", Detail: d.name() + " is being rolled out: " + d.String()})
+	}
+	return list, nil
+}

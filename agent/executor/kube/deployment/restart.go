@@ -1,0 +1,263 @@
+package deployment
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// maxConflicts is how often a patch is tried on an object that others write to:
+// the controller writes its status at each step of a rollout.
+const maxConflicts = 20
+
+// restartPatch is the merge patch that restarts d, conditional on the
+// resourceVersion that d was read at.
+func restartPatch(d *rollout, by cluster.Mark, at time.Time) ([]byte, error) {
+	rec := record{At: at.UTC().Truncate(time.Second)}
+	patch := map[string]any{}
+	if d.kind == dynamoGraphs {
+		rec.ID = fmt.Sprintf("%s-%d", by.Operation, by.Run)
+		put(patch, rec.ID, "spec", "restart", "id")
+	} else {
+		set := map[string]any{annotationRestarted: rec.At.Format(time.RFC3339), cluster.AnnotationMark: by.String()}
+		next := d.object.DeepCopy()
+		for _, at := range d.templates() {
+			now, _, err := unstructured.NestedStringMap(d.object.Object, annotationsOf(at)...)
+			if err != nil {
+				return nil, fmt.Errorf("read the template's annotations: %w", err)
+			}
+			before := map[string]*string{}
+			for k := range set {
+				before[k] = nil
+				if v, found := now[k]; found {
+					before[k] = &v
+				}
+			}
+			rec.Before = append(rec.Before, before)
+			put(patch, set, annotationsOf(at)...)
+			for k, v := range set {
+				if err := unstructured.SetNestedField(next.Object, v, append(annotationsOf(at), k)...); err != nil {
+					return nil, fmt.Errorf("annotate the template: %w", err)
+				}
+			}
+		}
+		template, _, _ := unstructured.NestedMap(next.Object, d.kind.template...)
+		rec.Template = digest(template)
+	}
+	return d.sealed(patch, by, rec)
+}
+
+// undoPatch is the merge patch that takes the restart back.
+func undoPatch(d *rollout, by cluster.Mark) ([]byte, error) {
+	patch := map[string]any{}
+	templates := d.templates()
+	if len(templates) != len(d.record.Before) {
+		return nil, fmt.Errorf("the restart's record tells of %d pod templates, there are %d", len(d.record.Before), len(templates))
+	}
+	for i, at := range templates {
+		before := map[string]any{}
+		for k, v := range d.record.Before[i] {
+			before[k] = nil
+			if v != nil {
+				before[k] = *v
+			}
+		}
+		put(patch, before, annotationsOf(at)...)
+	}
+	rec := *d.record
+	rec.Undone = true
+	return d.sealed(patch, by, rec)
+}
+
+// sealed adds what makes the patch an effect of kind (a): the resourceVersion
+// and the mark.
+func (r *rollout) sealed(patch map[string]any, by cluster.Mark, rec record) ([]byte, error) {
+	text, err := json.Marshal(rec)
+	if err != nil {
+		return nil, fmt.Errorf("write the restart's record: %w", err)
+	}
+	put(patch, map[string]any{
+		"resourceVersion": r.object.GetResourceVersion(),
+		"annotations":     map[string]any{cluster.AnnotationMark: by.String(), AnnotationRoll: string(text)},
+	}, "metadata")
+	out, err := json.Marshal(patch)
+	if err != nil {
+		return nil, fmt.Errorf("write patch: %w", err)
+	}
+	return out, nil
+}
+
+// templates are the pod templates that the object has.
+func (r *rollout) templates() [][]string {
+	var list [][]string
+	for _, at := range r.kind.annotated {
+		if _, found, _ := unstructured.NestedMap(r.object.Object, at...); found {
+			list = append(list, at)
+		}
+	}
+	return list
+}
+
+func annotationsOf(template []string) []string {
+	return append(append([]string{}, template...), "metadata", "annotations")
+}
+
+func put(m map[string]any, v any, fields ...string) {
+	for _, f := range fields[:len(fields)-1] {
+		next, ok := m[f].(map[string]any)
+		if !ok {
+			next = map[string]any{}
+			m[f] = next
+		}
+		m = next
+	}
+	m[fields[len(fields)-1]] = v
+}
+
+func (r *roller) patch(ctx context.Context, d *rollout, patch []byte, o metav1.PatchOptions) (*unstructured.Unstructured, error) {
+	o.FieldManager = cluster.ManagedBy
+	return r.Dynamic.Resource(d.resource).Namespace(d.object.GetNamespace()).Patch(ctx, d.object.GetName(), types.MergePatchType, patch, o)
+}
+
+// rehearse asks the API server for the restart without doing it: a missing
+// right, an admission policy that refuses it and an operator too old for it are
+// known before anything is touched.
+func (r *roller) rehearse(ctx context.Context, d *rollout, by cluster.Mark) (*protocol.Blocker, error) {
+	patch, err := restartPatch(d, by, r.Now())
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := r.Read(ctx)
+	defer cancel()
+	u, err := r.patch(ctx, d, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	hold := &protocol.Blocker{Resource: "deployment/" + d.name()}
+	switch {
+	case err == nil && d.kind == dynamoGraphs:
+		if id, _, _ := unstructured.NestedString(u.Object, "spec", "restart", "id"); id == "" {
+			hold.Code, hold.Rule = "not_supported", "spec.restart"
+			hold.Detail = fmt.Sprintf("DynamoGraphDeployment %s: its operator's version has no spec.restart", d.name())
+			return hold, nil
+		}
+		return nil, nil
+	case err == nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		return nil, nil // the restart itself reads again
+	case apierrors.IsForbidden(err) && r.allowed(ctx, d), apierrors.IsInvalid(err):
+		hold.Code, hold.Rule, hold.Detail = "admission_refused", "admission", fmt.Sprintf("the restart of %s is refused: %s", d.name(), bound(err.Error()))
+		return hold, nil
+	case apierrors.IsForbidden(err):
+		return nil, err
+	case apierrors.IsBadRequest(err): // a webhook that knows no dry run: it cannot be told
+		return nil, nil
+	}
+	return nil, err
+}
+
+// allowed tells whether the role has the right to patch d, so that a 403 came
+// from admission.
+// https://kubernetes.io/docs/reference/access-authn-authz/authorization/#checking-api-access
+func (r *roller) allowed(ctx context.Context, d *rollout) bool {
+	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+		Verb: "patch", Group: d.resource.Group, Resource: d.resource.Resource, Namespace: d.object.GetNamespace(), Name: d.object.GetName(),
+	}}}
+	answer, err := r.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+	return err == nil && answer.Status.Allowed
+}
+
+func (r *roller) probeRestart(ctx context.Context, t *executor.Task) executor.Finding {
+	d, err := r.find(cluster.Operation(ctx, t.Assignment), t.Assignment)
+	switch {
+	case err != nil:
+		return cluster.Unread(err)
+	case d == nil:
+		return executor.Lost("deployment_gone", gone(t.Assignment))
+	case d.restarted(cluster.MarkOf(t)):
+		return executor.Found(fmt.Sprintf("%s was restarted by generation %d", d.name(), d.mark.Generation))
+	}
+	return executor.ToRun("this operation did not restart it yet")
+}
+
+// restart is an effect of kind (a): a patch conditional on the resourceVersion
+// that carries operation, run and generation.
+func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome {
+	ctx = cluster.Operation(ctx, t.Assignment)
+	by := cluster.MarkOf(t)
+	for range maxConflicts {
+		d, err := r.find(ctx, t.Assignment)
+		switch {
+		case err != nil:
+			return unread(err)
+		case d == nil:
+			return executor.Permanent("deployment_gone", gone(t.Assignment))
+		case d.restarted(by):
+			return executor.Done(d.name() + " is restarted")
+		case d.marked && d.mark.Stale(by):
+			return executor.Transient("fenced", "nothing was issued: a newer lease of this operation has changed "+d.name())
+		case d.paused: // since the preflight
+			return executor.Permanent("paused", "the rollout of "+d.name()+" is paused: nothing would restart")
+		}
+		if s := executor.Halted(ctx, t); s != "" {
+			return executor.Waiting(s, "stopped before the restart of "+d.name())
+		}
+		patch, err := restartPatch(d, by, r.Now())
+		if err != nil {
+			return executor.Permanent("api_error", err.Error())
+		}
+		again, stop := r.change(ctx, t, d, "restart", patch)
+		if stop != nil {
+			return *stop
+		}
+		if !again {
+			r.Event(ctx, t, reference(d), corev1.EventTypeNormal, "OpsplaneRestart", "Restarted by Opsplane")
+			return executor.Done("restart of " + d.name() + " accepted")
+		}
+	}
+	return executor.Transient("conflict", "the deployment is written to all the time")
+}
+
+// change issues one patch. again: somebody else wrote first.
+func (r *roller) change(ctx context.Context, t *executor.Task, d *rollout, what string, patch []byte) (again bool, stop *executor.Outcome) {
+	reply, stop := r.Effect(ctx, t, what, "deployment/"+string(d.object.GetUID()), d.name(), func(ctx context.Context) error {
+		_, err := r.patch(ctx, d, patch, metav1.PatchOptions{})
+		return err
+	})
+	if stop != nil {
+		return false, stop
+	}
+	return judged(reply, d)
+}
+
+func judged(reply cluster.Reply, d *rollout) (again bool, stop *executor.Outcome) {
+	var o executor.Outcome
+	switch {
+	case reply.Category == cluster.OK:
+		return false, nil
+	case reply.Category == cluster.Conflict || reply.NotFound():
+		return true, nil
+	case reply.Category == cluster.Throttled:
+		o = executor.Transient("api_unavailable", "the API server is busy: "+bound(reply.Err.Error()))
+		o.After = max(reply.RetryAfter, o.After)
+	case reply.Category == cluster.Refused:
+		o = executor.Permanent("admission_refused", fmt.Sprintf("the change of %s is refused: %s", d.name(), bound(reply.Err.Error())))
+	default:
+		o = executor.Transient("api_error", bound(reply.Err.Error()))
+	}
+	o.CommandID = reply.Command
+	return false, &o
+}
+
+func reference(d *rollout) corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: d.object.GetAPIVersion(), Kind: d.object.GetKind(), Namespace: d.object.GetNamespace(),
+		Name: d.object.GetName(), UID: d.object.GetUID(), ResourceVersion: d.object.GetResourceVersion()}
+}

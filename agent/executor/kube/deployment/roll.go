@@ -1,0 +1,208 @@
+package deployment
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// Bounds are how long a rollout may hang before it counts as failed.
+type Bounds struct {
+	// Stall: without a new pod made or ready, on kinds whose controller does not
+	// tell. Ten minutes, a Deployment's own default.
+	// https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#progress-deadline-seconds
+	Stall time.Duration
+	// Patience: with a cause that no waiting mends, when an undo is asked for. It
+	// outlasts a registry's hiccup and a first crash.
+	Patience time.Duration
+	// Undo: until the pods of the revision before are ready again.
+	Undo time.Duration
+}
+
+// DefaultBounds is what Roll uses.
+var DefaultBounds = Bounds{Stall: 10 * time.Minute, Patience: 30 * time.Second, Undo: 3 * time.Minute}
+
+// again is when a step that could not read the API server looks again.
+const again = time.Second
+
+// roller carries rolls out on one cluster.
+type roller struct {
+	*cluster.Cluster
+	bounds Bounds
+}
+
+// Roll is deployment.roll on Kubernetes.
+func Roll(c *cluster.Cluster) cluster.Type { return RollWithin(c, DefaultBounds) }
+
+// RollWithin is Roll with bounds of its own.
+func RollWithin(c *cluster.Cluster, b Bounds) cluster.Type {
+	r := &roller{c, b}
+	return cluster.Type{
+		Name:         "deployment.roll",
+		Capabilities: []protocol.Capability{{Name: "deployment.roll", Version: 2}}, // 2: undo
+		Steps: map[string]cluster.Step{
+			"preflight": {Probe: r.toCheck, Execute: r.preflight},
+			"restart":   {Probe: r.probeRestart, Execute: r.restart},
+			"wait":      {Probe: r.probeWait, Execute: r.wait},
+			"confirm":   {Probe: r.toCheck, Execute: r.confirm},
+			"undo":      {Probe: r.probeUndo, Execute: r.undo},
+		},
+		Observe: r.observe,
+		Preview: r.preview,
+	}
+}
+
+// toCheck: the step only reads, so it is run again.
+func (r *roller) toCheck(context.Context, *executor.Task) executor.Finding {
+	return executor.ToRun("it only reads, and reads again")
+}
+
+// payload reads the payload; the plane has checked it.
+func payload(raw json.RawMessage) (operation.RollPayload, error) {
+	p := operation.RollPayload{Undo: "never"}
+	if len(raw) > 0 {
+		if err := json.Unmarshal(raw, &p); err != nil {
+			return p, fmt.Errorf("read payload: %w", err)
+		}
+	}
+	return p, nil
+}
+
+// find reads the target, whatever kind it is of; nil when it is gone. One of the
+// same name and another UID is another object.
+func (r *roller) find(ctx context.Context, a *protocol.Assignment) (*rollout, error) {
+	namespace, name, ok := strings.Cut(strings.TrimPrefix(a.TargetName, "deployment:"), "/")
+	if !ok {
+		return nil, nil
+	}
+	for _, k := range kinds {
+		for _, resource := range k.resources {
+			rctx, cancel := r.Read(ctx)
+			u, err := r.Dynamic.Resource(resource).Namespace(namespace).Get(rctx, name, metav1.GetOptions{})
+			cancel()
+			switch {
+			case apierrors.IsNotFound(err): // the object, or the kind
+				continue
+			case apierrors.IsForbidden(err) && resource.Group != "apps" && !r.serves(ctx, resource.GroupVersion().String(), resource.Resource):
+				continue // whoever may not read a kind learns no more of it
+			case err != nil:
+				return nil, err
+			case a.TargetUID != "" && string(u.GetUID()) != a.TargetUID:
+				continue
+			}
+			return read(k, resource, u)
+		}
+	}
+	return nil, nil
+}
+
+// serves tells whether the API server has the resource; if that cannot be read
+// it may.
+func (r *roller) serves(ctx context.Context, version, resource string) bool {
+	ctx, cancel := r.Read(ctx)
+	defer cancel()
+	var list metav1.APIResourceList
+	raw, err := r.Client.Discovery().RESTClient().Get().AbsPath("/apis/" + version).Do(ctx).Raw()
+	if err == nil {
+		err = json.Unmarshal(raw, &list)
+	}
+	if err != nil {
+		return !apierrors.IsNotFound(err)
+	}
+	for _, x := range list.APIResources {
+		if x.Name == resource {
+			return true
+		}
+	}
+	return false
+}
+
+func gone(a *protocol.Assignment) string {
+	return fmt.Sprintf("%s (%s) is gone", a.TargetName, a.TargetUID)
+}
+
+// unread is the outcome of a step that could not read the API server: it waits,
+// bounded by the operation's deadline, unless a right is missing.
+func unread(err error) executor.Outcome {
+	o := cluster.Broken(err)
+	if o.Class == operation.OutcomeTransient {
+		o.Class, o.After = operation.OutcomeWaiting, again
+	}
+	return o
+}
+
+// preflight names what would keep the restart from coming to its end, before
+// anything is touched.
+func (r *roller) preflight(ctx context.Context, t *executor.Task) executor.Outcome {
+	ctx = cluster.Operation(ctx, t.Assignment)
+	p, err := payload(t.Assignment.Payload)
+	if err != nil {
+		return executor.Permanent("invalid_payload", err.Error())
+	}
+	d, err := r.find(ctx, t.Assignment)
+	switch {
+	case err != nil:
+		return unread(err)
+	case d == nil:
+		return executor.Permanent("deployment_gone", gone(t.Assignment))
+	case d.restarted(cluster.MarkOf(t)):
+		return executor.Done(d.name() + " is restarted already")
+	}
+	hold, notes, err := r.check(ctx, d, cluster.MarkOf(t), p)
+	switch {
+	case err != nil:
+		return unread(err)
+	case hold != nil:
+		return executor.Permanent(hold.Code, hold.Detail)
+	}
+	return executor.Done(fmt.Sprintf("%s %s has %d replicas, %d ready%s", d.kind.name, d.name(), d.desired, d.ready, strings.Join(notes, "")))
+}
+
+// check finds what a restart would meet: a blocker that no restart gets past, or
+// what is worth knowing.
+func (r *roller) check(ctx context.Context, d *rollout, by cluster.Mark, p operation.RollPayload) (hold *protocol.Blocker, notes []string, err error) {
+	block := func(code, rule, format string, args ...any) *protocol.Blocker {
+		return &protocol.Blocker{Code: code, Resource: "deployment/" + d.name(), Rule: rule, Detail: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case d.object.GetDeletionTimestamp() != nil:
+		return block("deployment_gone", "metadata.deletionTimestamp", "%s %s is being deleted", d.kind.name, d.name()), nil, nil
+	case d.paused:
+		return block("paused", "spec.paused", "the rollout of %s is paused: nothing would restart", d.name()), nil, nil
+	case d.strategy == "OnDelete":
+		return block("not_supported", "spec.updateStrategy", "StatefulSet %s has the strategy OnDelete: its pods restart when somebody deletes them", d.name()), nil, nil
+	case d.desired > 0 && d.want == 0:
+		return block("not_supported", "partition", "%s %s has a partition of all its %d replicas: none would restart", d.kind.name, d.name(), d.desired), nil, nil
+	case d.kind == dynamoGraphs && p.Undo == "on_failure":
+		return block("not_supported", "undo", "undo of a DynamoGraphDeployment: its operator restarts it in place, there is no revision to go back to"), nil, nil
+	case d.kind == dynamoGraphs && d.restart.rolling:
+		return block("rolling", "status.rollingUpdate", "%s is being rolled out: its operator would drop a restart until that is over", d.name()), nil, nil
+	}
+	if hold, err := r.rehearse(ctx, d, by); hold != nil || err != nil {
+		return hold, nil, err
+	}
+	if d.desired == 0 {
+		notes = append(notes, "; it has no replicas, so nothing will restart")
+	} else if d.want < d.desired {
+		notes = append(notes, fmt.Sprintf("; a partition keeps %d of them as they are", d.desired-d.want))
+	}
+	if d.strategy == "Recreate" {
+		notes = append(notes, "; its strategy Recreate stops all of them before new ones start")
+	}
+	if d.exceeded != "" {
+		notes = append(notes, "; its last rollout failed: "+bound(d.exceeded))
+	} else if !d.settled() {
+		notes = append(notes, "; a rollout is under way ("+d.String()+"), the restart takes its place")
+	}
+	return nil, notes, nil
+}

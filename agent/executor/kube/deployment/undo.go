@@ -1,0 +1,196 @@
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+)
+
+// codeUndoIncomplete: the template is that of before, its pods are not ready.
+const codeUndoIncomplete = "undo_incomplete"
+
+func (r *roller) probeUndo(ctx context.Context, t *executor.Task) executor.Finding {
+	ctx = cluster.Operation(ctx, t.Assignment)
+	d, err := r.find(ctx, t.Assignment)
+	switch {
+	case err != nil:
+		return cluster.Unread(err)
+	case d == nil:
+		return executor.Lost("deployment_gone", gone(t.Assignment))
+	case !d.restarted(cluster.MarkOf(t)) || !d.record.Undone:
+		return executor.ToRun("it is not taken back")
+	}
+	s, err := r.look(ctx, d)
+	if err != nil {
+		return cluster.Unread(err)
+	}
+	if s.back(cluster.MarkOf(t)) {
+		return executor.Found(d.name() + " is back at the template of before")
+	}
+	return executor.ToRun("its template is that of before, its pods are not ready: " + d.String())
+}
+
+// back tells whether the pods of before are all there and ready, and none of the
+// restart is left.
+func (s scene) back(by cluster.Mark) bool {
+	for _, p := range s.pods {
+		if s.owned(p) && s.renewed(p, by) && p.DeletionTimestamp == nil {
+			return false
+		}
+	}
+	return s.settled()
+}
+
+// undo takes a rollout that is failing back to the template of before: an effect
+// of kind (a). What has not failed is left to its controller.
+func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
+	ctx = cluster.Operation(ctx, t.Assignment)
+	by := cluster.MarkOf(t)
+	for range maxConflicts {
+		d, err := r.find(ctx, t.Assignment)
+		switch {
+		case err != nil:
+			return unread(err)
+		case d == nil:
+			return executor.Permanent("deployment_gone", gone(t.Assignment))
+		case !d.restarted(by):
+			return executor.Done("nothing to undo: " + d.name() + " does not carry this operation's restart")
+		case d.mark.Stale(by):
+			return executor.Transient("fenced", "nothing was issued: a newer lease of this operation has changed "+d.name())
+		case d.record.Undone:
+			return r.awaitBack(ctx, t, d)
+		case d.superseded() != "":
+			return executor.Permanent("superseded", "left as it is: "+supersededBy(d))
+		case d.kind == dynamoGraphs:
+			return executor.Permanent("not_supported", "a DynamoGraphDeployment has no revision to go back to")
+		}
+		s, err := r.look(ctx, d)
+		if err != nil {
+			return unread(err)
+		}
+		if why := s.notFailing(by, r.bounds, r.Now()); why != "" {
+			return executor.Done("left as it is: " + d.name() + " " + why)
+		}
+		if halt := executor.Halted(ctx, t); halt != "" {
+			return executor.Waiting(halt, "stopped before the undo of "+d.name())
+		}
+		patch, err := undoPatch(d, by)
+		if err != nil {
+			return executor.Permanent("api_error", err.Error())
+		}
+		again, stop := r.change(ctx, t, d, "undo restart", patch)
+		if stop != nil {
+			return *stop
+		}
+		if !again {
+			r.Event(ctx, t, reference(d), corev1.EventTypeWarning, "OpsplaneUndo", "The restart failed and was taken back by Opsplane")
+			return r.awaitBack(ctx, t, d)
+		}
+	}
+	return executor.Transient("conflict", "the deployment is written to all the time")
+}
+
+// notFailing tells why there is nothing to undo; "" if there is. Whatever kept
+// the pods from getting ready a moment ago is taken at its word here: a crash
+// loop's container may be running just now.
+func (s scene) notFailing(by cluster.Mark, b Bounds, now time.Time) string {
+	v := s.judge(by, Bounds{Stall: b.Stall}, true, map[string]time.Time{}, now)
+	switch {
+	case v.rolled:
+		return "came through: " + s.String()
+	case v.code != "":
+		return ""
+	}
+	for _, p := range s.pods {
+		if !s.owned(p) || !s.renewed(p, by) || ready(p) {
+			continue
+		}
+		for _, c := range p.Status.ContainerStatuses {
+			if c.RestartCount > 0 {
+				return ""
+			}
+		}
+	}
+	return "has not failed (" + s.String() + "), the cluster rolls on by itself"
+}
+
+// awaitBack follows the controller back to the pods of before.
+func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) executor.Outcome {
+	until := r.Now().Add(r.bounds.Undo)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	w, err := r.watch(ctx, d)
+	if err != nil {
+		return executor.Transient("api_error", err.Error())
+	}
+	asked := map[string]bool{} // pods to go, by UID
+	for {
+		fire, release := timer(until, r.Now())
+		select {
+		case <-w.changed:
+		case <-fire:
+		case <-ctx.Done():
+		}
+		release()
+		if halt := executor.Halted(ctx, t); halt != "" {
+			return executor.Waiting(halt, d.name()+": the template is that of before; its pods were not seen ready")
+		}
+		if denied, _ := w.trouble(); denied != nil {
+			return cluster.Broken(denied)
+		}
+		late := !r.Now().Before(until)
+		if !w.synced() && !late {
+			continue
+		}
+		s, err := w.scene()
+		switch {
+		case late && !w.synced():
+		case err != nil:
+			return executor.Permanent("api_error", err.Error())
+		case s == nil:
+			return executor.Permanent("deployment_gone", gone(t.Assignment))
+		case s.record == nil || !s.record.Undone: // the watch has not seen it yet
+		case s.back(cluster.MarkOf(t)):
+			return executor.Done(fmt.Sprintf("%s is back at the template of before: %s", s.name(), s))
+		default:
+			t.Progress(s.updated, s.want, "replicas", "going back: "+s.String())
+			if o := r.clear(ctx, t, s, asked); o != nil {
+				return *o
+			}
+		}
+		if late {
+			return executor.Permanent(codeUndoIncomplete, fmt.Sprintf("%s: the template is that of before, but its pods are not ready after %s (%s)", d.name(), r.bounds.Undo, d))
+		}
+	}
+}
+
+// clear deletes the restart's broken pods where the controller waits for them to
+// get ready before it goes on. A deletion names the pod's UID: it is harmless
+// when repeated.
+func (r *roller) clear(ctx context.Context, t *executor.Task, s *scene, asked map[string]bool) *executor.Outcome {
+	if s.kind != statefulSets || !s.ordered {
+		return nil
+	}
+	for _, p := range s.pods {
+		uid := p.UID
+		if asked[string(uid)] || !s.owned(p) || !s.renewed(p, cluster.MarkOf(t)) || ready(p) || p.DeletionTimestamp != nil {
+			continue
+		}
+		reply, stop := r.Repeatable(ctx, t, "delete", "pod/"+string(uid), s.object.GetNamespace()+"/"+p.Name, func(ctx context.Context) error {
+			return r.Client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+		})
+		switch {
+		case stop != nil:
+			return stop
+		case reply.Category == cluster.OK || reply.Category == cluster.Conflict || reply.NotFound():
+			asked[string(uid)] = true
+		}
+	}
+	return nil
+}

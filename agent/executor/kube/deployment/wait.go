@@ -1,0 +1,192 @@
+package deployment
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// probeWait reads once how far the rollout is.
+func (r *roller) probeWait(ctx context.Context, t *executor.Task) executor.Finding {
+	ctx = cluster.Operation(ctx, t.Assignment)
+	d, err := r.find(ctx, t.Assignment)
+	switch {
+	case err != nil:
+		return cluster.Unread(err)
+	case d == nil:
+		return executor.Lost("deployment_gone", gone(t.Assignment))
+	case !d.restarted(cluster.MarkOf(t)):
+		return executor.ToRun(d.String())
+	case d.superseded() != "":
+		return executor.Lost("superseded", supersededBy(d))
+	}
+	s, err := r.look(ctx, d)
+	if err != nil {
+		return cluster.Unread(err)
+	}
+	v := s.judge(cluster.MarkOf(t), r.bounds, false, map[string]time.Time{}, r.Now())
+	switch {
+	case v.code != "":
+		return executor.Lost(v.code, v.why)
+	case v.rolled:
+		return executor.Found(d.String())
+	}
+	return executor.ToRun(d.String())
+}
+
+func supersededBy(d *rollout) string {
+	return fmt.Sprintf("%s: %s by somebody else after this operation's restart", d.name(), d.superseded())
+}
+
+// wait follows the rollout until the new replicas are ready, or it has failed.
+func (r *roller) wait(ctx context.Context, t *executor.Task) executor.Outcome {
+	return r.follow(ctx, t, func(s *scene, v verdict) *executor.Outcome {
+		t.Progress(s.updated, s.want, "replicas", s.String())
+		if !v.rolled {
+			tell(t, v.blockers())
+			return nil
+		}
+		o := executor.Done(s.String())
+		return &o
+	})
+}
+
+// confirm observes the end state: all replicas are new and ready, and the pods
+// of before are gone.
+func (r *roller) confirm(ctx context.Context, t *executor.Task) executor.Outcome {
+	return r.follow(ctx, t, func(s *scene, v verdict) *executor.Outcome {
+		switch {
+		case !v.rolled:
+			tell(t, v.blockers())
+			t.Progress(s.updated, s.want, "replicas", s.String())
+			return nil
+		case len(v.old) > s.desired-s.want: // but for those that a partition keeps
+			tell(t, v.stopping(r.Now()))
+			t.Progress(0, len(v.old), "old pods", fmt.Sprintf("%s, %d old pods are stopping", s, len(v.old)))
+			return nil
+		}
+		o := executor.Done(fmt.Sprintf("%s is rolled out: %s", s.name(), s))
+		return &o
+	})
+}
+
+// tell says what stands in the way; nothing if the task has no ear for it.
+func tell(t *executor.Task, now []protocol.Blocker) {
+	if t.Blocked != nil {
+		t.Blocked(now)
+	}
+}
+
+// follow reads the rollout and watches it until end says how the step ended, it
+// has failed or was superseded, or the step has to stop.
+func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, verdict) *executor.Outcome) executor.Outcome {
+	ctx, stop := context.WithCancel(cluster.Operation(ctx, t.Assignment))
+	defer stop()
+	by := cluster.MarkOf(t)
+	p, err := payload(t.Assignment.Payload)
+	if err != nil {
+		return executor.Permanent("invalid_payload", err.Error())
+	}
+	seen := map[string]time.Time{}
+	var v verdict
+	judge := func(s *scene) *executor.Outcome {
+		var o executor.Outcome
+		switch {
+		case s == nil:
+			o = executor.Permanent("deployment_gone", gone(t.Assignment))
+		case !s.restarted(by):
+			o = executor.Permanent("superseded", fmt.Sprintf("%s no longer carries this operation's restart", s.name()))
+		case s.superseded() != "":
+			o = executor.Permanent("superseded", supersededBy(s.rollout))
+		default:
+			v = s.judge(by, r.bounds, p.Undo == "on_failure", seen, r.Now())
+			if v.code == "" {
+				return end(s, v)
+			}
+			tell(t, v.blockers())
+			o = executor.Permanent(v.code, v.why)
+		}
+		return &o
+	}
+
+	d, err := r.find(ctx, t.Assignment)
+	if err != nil {
+		return unread(err)
+	}
+	var s *scene
+	if d != nil {
+		if s, err = r.look(ctx, d); err != nil {
+			return unread(err)
+		}
+	}
+	if o := judge(s); o != nil {
+		tell(t, nil)
+		return *o
+	}
+	w, err := r.watch(ctx, d)
+	if err != nil {
+		return executor.Transient("api_error", err.Error())
+	}
+	for {
+		fire, release := timer(v.wake, r.Now())
+		select {
+		case <-w.changed:
+		case <-fire:
+		case <-ctx.Done():
+		case <-boundary(t):
+		}
+		release()
+		if halt := executor.Halted(ctx, t); halt != "" {
+			return r.halted(halt, d, s)
+		}
+		denied, away := w.trouble()
+		switch {
+		case denied != nil:
+			return cluster.Broken(denied)
+		case away != nil:
+			t.Progress(s.updated, s.want, "replicas", "the API server does not answer; "+s.String()+" when it last did")
+		}
+		v.wake = time.Time{} // until it is judged again
+		if away != nil || !w.synced() {
+			continue
+		}
+		now, err := w.scene()
+		if err != nil {
+			return executor.Permanent("api_error", err.Error())
+		}
+		if now != nil && now.before(d) { // a cache of the API server that lags behind
+			continue
+		}
+		if now != nil {
+			s = now
+		}
+		if o := judge(now); o != nil {
+			if o.Class == operation.OutcomeDone {
+				tell(t, nil)
+			}
+			return *o
+		}
+	}
+}
+
+// boundary is closed on a cancel that counts for the step.
+func boundary(t *executor.Task) <-chan struct{} {
+	if t.Step.Cleanup {
+		return nil
+	}
+	return t.Cancelled
+}
+
+// halted: the rollout goes on by itself, whatever becomes of the operation.
+func (r *roller) halted(why string, d *rollout, s *scene) executor.Outcome {
+	o := executor.Waiting(why, fmt.Sprintf("%s: %s; the cluster rolls on by itself", d.name(), s))
+	if why == "interrupted" {
+		_, o.ActionCode, o.ActionText = executor.Action("rolling")
+	}
+	return o
+}
