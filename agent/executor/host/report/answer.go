@@ -63,6 +63,9 @@ type Answer struct {
 	// Node is the name that the question gave, and BootID the host's.
 	Node   string `json:"node,omitempty"`
 	BootID string `json:"boot_id,omitempty"`
+	// Source is SourceNVML, or SourceRecorded: then no GPU was touched. Empty:
+	// nothing was asked.
+	Source string `json:"source,omitempty"`
 	// OK: preflight found nothing in the way, reset was carried out (or was
 	// before, by the same run: Already), verify found the device usable, mark was
 	// read.

@@ -10,9 +10,9 @@ import (
 
 // Message is the answer as JSON of at most MaxMessageBytes. What does not fit is
 // cut in this order: the XIDs' texts, the peers past eight, the XIDs that are no
-// cause and those past the fourth, holders that are no pods past the fourth, pods past the twelfth and
-// then past the eighth, all XIDs, the detail past 256 bytes, the device. What
-// was cut is named in Cut.
+// cause and those past the fourth, holders that are no pods past the fourth,
+// pods past the twelfth and then past the eighth, all XIDs, the detail past 256
+// bytes, the device. What was cut is named in Cut.
 func (a Answer) Message() []byte {
 	a.Version = Version
 	a.bound()
@@ -32,7 +32,7 @@ func (a Answer) Message() []byte {
 	}
 	if len(b) > MaxMessageBytes { // names at their longest, all of them
 		b = encode(Answer{Version: Version, Verb: a.Verb, Operation: a.Operation, Run: a.Run, Generation: a.Generation,
-			OK: a.OK, Already: a.Already, Code: a.Code, Detail: cut(a.Detail, 256), At: a.At, Cut: []string{"everything else"}})
+			Source: a.Source, OK: a.OK, Already: a.Already, Code: a.Code, Detail: cut(a.Detail, 256), At: a.At, Cut: []string{"everything else"}})
 	}
 	return b
 }

@@ -67,6 +67,7 @@ func ParseAnswer(b []byte) (Answer, error) {
 	c.text("detail", a.Detail, MaxTextBytes)
 	c.text("driver", a.Driver, MaxCodeBytes)
 	c.oneOf("fabric", a.Fabric, FabricNone, FabricRunning, FabricStopped)
+	c.oneOf("source", a.Source, "", SourceNVML, SourceRecorded)
 	c.count("run", int64(a.Run))
 	c.count("generation", a.Generation)
 	c.count("took_ms", a.Took)

@@ -76,6 +76,12 @@ const (
 	FabricStopped = "not_running" // an NVSwitch is there and nobody manages it
 )
 
+// Virtualization modes, as the driver within sees them.
+const (
+	VirtualPassthrough = "passthrough" // this host is a VM that has the whole device
+	VirtualVGPU        = "vgpu"        // this host is a VM that has a share of one
+)
+
 // Host is what one host says of itself.
 type Host struct {
 	Version  int    `json:"version"`
@@ -109,7 +115,7 @@ type Device struct {
 	Architecture string `json:"architecture,omitempty"`
 	MIG          *MIG   `json:"mig,omitempty"` // nil: the device has no such mode
 	Persistence  bool   `json:"persistence,omitempty"`
-	// Virtual is set within a VM: passthrough, vgpu.
+	// Virtual is set within a VM: Virtual*.
 	Virtual  string `json:"virtual,omitempty"`
 	Health   string `json:"health"`
 	Detail   string `json:"detail,omitempty"`
