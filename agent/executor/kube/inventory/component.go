@@ -1,0 +1,145 @@
+package inventory
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// builtinComponents names components by the Helm chart, or the
+// app.kubernetes.io/name, of their parts. A subchart counts as what it is
+// installed with. Options.Components adds to it.
+var builtinComponents = map[string]string{
+	"opsplane-agent":        "agent",
+	"opsplane-operator":     "operator",
+	"gpu-operator":          "gpu-operator",
+	"dynamo-platform":       "dynamo-platform",
+	"dynamo-operator":       "dynamo-platform",
+	"network-operator":      "network-operator",
+	"nvidia-dra-driver-gpu": "nvidia-dra-driver-gpu",
+	"nvidia-device-plugin":  "nvidia-device-plugin",
+	"dcgm-exporter":         "dcgm-exporter",
+	"gpu-operator-charts":   "amd-gpu-operator", // the chart's name at AMD
+	"lws":                   "lws",
+	"grove-charts":          "grove",
+	"kai-scheduler":         "kai-scheduler",
+}
+
+// part says of which component a workload is a part.
+type part struct {
+	component string // what names it in the table: a chart or an app's name
+	version   string
+}
+
+// Labels that charts put on what they install.
+// https://helm.sh/docs/chart_best_practices/labels/
+// https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/
+const (
+	labelChart   = "helm.sh/chart"
+	labelName    = "app.kubernetes.io/name"
+	labelVersion = "app.kubernetes.io/version"
+)
+
+// chartForm is a chart's name and version. In a label Helm writes + as _.
+var chartForm = regexp.MustCompile(`^(.+?)-(v?\d+\.\d+\.\d+.*)$`)
+
+// partOf reads an object's labels. No release record is read: those are secrets,
+// and whoever may list secrets may read them all.
+func partOf(o metav1.Object) part {
+	labels := o.GetLabels()
+	if m := chartForm.FindStringSubmatch(labels[labelChart]); m != nil {
+		return part{component: intern(m[1]), version: intern(strings.ReplaceAll(m[2], "_", "+"))}
+	}
+	if name, version := labels[labelName], labels[labelVersion]; name != "" && version != "" {
+		return part{component: intern(name), version: intern(version)}
+	}
+	return part{}
+}
+
+// component is what is kept of an installed component.
+type component struct {
+	name, version string
+	healthy       bool
+	changed       int64
+}
+
+// componentNamed returns the component's name, "" for what is none.
+func (m *model) componentNamed(chart string) string {
+	if name, ok := m.opts.Components[chart]; ok {
+		return name
+	}
+	return builtinComponents[chart]
+}
+
+func (m *model) joinComponent(w *workload) {
+	name := m.componentNamed(w.part.component)
+	if w.part.component = name; name == "" {
+		return
+	}
+	if m.parts[name] == nil {
+		m.parts[name] = map[*workload]struct{}{}
+	}
+	m.parts[name][w] = struct{}{}
+}
+
+func (m *model) leaveComponent(w *workload) {
+	if set := m.parts[w.part.component]; set != nil {
+		delete(set, w)
+	}
+}
+
+// refreshComponent sums up a component's parts: its version is that of most of
+// them, and it is healthy while all of them are available.
+func (m *model) refreshComponent(name string) {
+	parts, was := m.parts[name], m.comps[name]
+	if len(parts) == 0 {
+		delete(m.parts, name)
+		if was != nil {
+			delete(m.comps, name)
+			m.mark(kindComponent, name)
+		}
+		return
+	}
+	is := &component{name: name, healthy: true}
+	votes := map[string]int{}
+	var down []string
+	for w := range parts {
+		votes[w.part.version]++
+		if !w.available {
+			is.healthy = false
+			down = append(down, w.path())
+		}
+	}
+	for version, n := range votes {
+		if best := votes[is.version]; n > best || n == best && version > is.version {
+			is.version = version
+		}
+	}
+	if was != nil && was.version == is.version && was.healthy == is.healthy {
+		return
+	}
+	m.comps[name] = is
+	is.changed = m.mark(kindComponent, name)
+	if was == nil {
+		return
+	}
+	if was.version != is.version {
+		m.tell("component.version_changed", kindComponent, name, name, time.Time{}, map[string]any{"from": was.version, "to": is.version})
+	}
+	switch {
+	case was.healthy && !is.healthy:
+		slices.Sort(down)
+		m.tell("component.unhealthy", kindComponent, name, name, time.Time{}, map[string]any{"version": is.version, "unavailable": down[:min(len(down), 16)]})
+	case !was.healthy && is.healthy:
+		m.tell("component.recovered", kindComponent, name, name, time.Time{}, map[string]any{"version": is.version})
+	}
+}
+
+func (m *model) reportComponent(c *component) protocol.Component {
+	return protocol.Component{UID: c.name, Name: c.name, Version: c.version, Revision: m.revision(c.changed), Healthy: c.healthy}
+}

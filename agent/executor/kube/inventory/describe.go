@@ -1,0 +1,89 @@
+package inventory
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// Describe words a node that was just read the way Snapshot and Watch do, with
+// what is known around it. Its revision is that of the object, and at least that
+// of what was told of it last, so that it never takes the plane's inventory back.
+// pods is how many the caller has counted; less than 0: as many as are known.
+func (i *Inventory) Describe(o *corev1.Node, pods int) protocol.Node {
+	m := i.model
+	n, _ := m.stripNode(o)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tick(n.version) // what is seen from here on is newer
+	s := m.nodes[n.uid]
+	if s == nil {
+		s = &nodeState{node: n}
+	}
+	seen := *s
+	if n.version >= s.version {
+		seen.node = n
+	}
+	seen.changed = max(s.changed, n.version*subs)
+	out := m.reportNode(&seen)
+	if pods >= 0 {
+		out.Pods = pods
+	}
+	return out
+}
+
+// Settled brings what an operation observed at its end to revisions that the
+// plane can compare with the inventory's: the objects that the executors read
+// carry plain resourceVersions. What the inventory knows of an object and the
+// executor does not tell is filled in.
+func (i *Inventory) Settled(in *protocol.Inventory) {
+	if in == nil {
+		return
+	}
+	m := i.model
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k := range in.Nodes {
+		n := &in.Nodes[k]
+		if s := m.nodes[n.UID]; s != nil {
+			n.Revision = m.scaled(n.Revision, s.changed)
+		}
+	}
+	for k := range in.Devices {
+		d := &in.Devices[k]
+		s := m.devices[d.UID]
+		if s == nil {
+			d.Revision = m.scaled(d.Revision, 0)
+			continue
+		}
+		d.Revision = m.scaled(d.Revision, s.changed)
+		known := m.reportDevice(s)
+		d.Aliases, d.NodeUID, d.NodeName = known.Aliases, known.NodeUID, known.NodeName
+	}
+	for k := range in.Deployments {
+		d := &in.Deployments[k]
+		changed := int64(0)
+		if w := m.byUIDs[d.UID]; w != nil {
+			changed = w.changed
+		}
+		d.Revision = m.scaled(d.Revision, changed)
+	}
+	for k := range in.Components {
+		c := &in.Components[k]
+		if known := m.comps[c.Name]; known != nil {
+			c.UID = known.name
+			c.Revision = m.scaled(c.Revision, known.changed)
+		}
+	}
+}
+
+// scaled turns a plain resourceVersion into a revision. What is a revision
+// already is left as it is.
+func (m *model) scaled(revision, changed int64) int64 {
+	if revision > 0 && revision <= m.clock/subs+subs {
+		revision *= subs
+	}
+	revision = max(revision, m.revision(changed)+1)
+	m.clock = max(m.clock, revision) // what is seen from here on is newer
+	return revision
+}

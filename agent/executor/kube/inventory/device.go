@@ -1,0 +1,341 @@
+package inventory
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/opsplane/opsplane/agent/executor/host/report"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// gpu is what one source says of one GPU.
+type gpu struct {
+	uuid    string // canonical, "" when it is not known
+	pci     string // as sysfs writes it, "" when it is not known
+	index   int
+	product string
+	health  string
+	detail  string
+	holders int
+	xids    []xid
+}
+
+// xid is one kind of driver error of a GPU, as last counted.
+type xid struct {
+	code, count, victimOf int
+	class, text           string
+	last                  time.Time
+}
+
+// deviceState is a device as it is reported.
+type deviceState struct {
+	gpu
+	uid     string
+	node    *nodeState
+	changed int64
+}
+
+// capacity is what a node's labels and capacity tell of its GPUs.
+type capacity struct {
+	count   int
+	product string
+}
+
+// vendors by the resource that their device plugins offer, with the labels in
+// which feature discovery counts and names the GPUs. The count of a resource may
+// be of shares of a GPU (time slicing) or lack those cut up for MIG; the label
+// counts the cards. https://github.com/NVIDIA/gpu-feature-discovery
+var vendors = []struct {
+	resource, count, product, words string
+}{
+	{"nvidia.com/gpu", "nvidia.com/gpu.count", "nvidia.com/gpu.product", "NVIDIA GPU"},
+	{"amd.com/gpu", "", "amd.com/gpu.product-name", "AMD GPU"},
+	{"gpu.intel.com/i915", "", "gpu.intel.com/product", "Intel GPU"},
+	{"gpu.intel.com/xe", "", "gpu.intel.com/product", "Intel GPU"},
+}
+
+// gpusMost bounds what a node may claim to have.
+const gpusMost = 64
+
+func capacityOf(o *corev1.Node) capacity {
+	for _, v := range vendors {
+		n := 0
+		if q, ok := o.Status.Capacity[corev1.ResourceName(v.resource)]; ok {
+			n = quantity(q)
+		}
+		if c, err := strconv.Atoi(o.Labels[v.count]); v.count != "" && err == nil && c > 0 {
+			n = c
+		}
+		if n > 0 {
+			product := o.Labels[v.product]
+			if product == "" {
+				product = v.words
+			}
+			return capacity{count: min(n, gpusMost), product: intern(cut(product, 256))}
+		}
+	}
+	return capacity{}
+}
+
+func quantity(q resource.Quantity) int {
+	return int(max(0, min(q.Value(), gpusMost)))
+}
+
+// refreshDevices brings a node's devices up to what its sources say now. The
+// host's own report goes first; a ResourceSlice adds what the report does not
+// name; with neither the capacity counts, and each device is one whose UUID is
+// not known.
+func (m *model) refreshDevices(nodeName string) {
+	s := m.nodeNames[nodeName]
+	if s == nil {
+		return // it is looked at again when the node is there
+	}
+	h := m.hosts[nodeName]
+	var found []gpu
+	if h != nil {
+		found = slices.Clone(h.gpus)
+	}
+	for _, sl := range m.currentSlices(nodeName) {
+		for _, g := range sl.gpus {
+			if i := slices.IndexFunc(found, func(x gpu) bool { return sameGPU(&x, &g) }); i >= 0 {
+				found[i] = merge(found[i], g)
+			} else {
+				found = append(found, g)
+			}
+		}
+	}
+	if len(found) == 0 {
+		for i := range s.gpus.count {
+			g := gpu{index: i, product: s.gpus.product, health: report.HealthOK}
+			if h != nil && h.code != "" {
+				g.health, g.detail = report.HealthDegraded, "its host says "+h.code+": "+h.detail
+			}
+			found = append(found, g)
+		}
+	}
+	now := map[string]gpu{}
+	for _, g := range found {
+		m.conditioned(s, &g, len(found))
+		if len(now) < gpusMost {
+			now[deviceUID(s, &g)] = g
+		}
+	}
+	identified := 0 // devices that are the same and have a better name now
+	for uid := range s.devices {
+		if _, still := now[uid]; !still && unidentified(uid) {
+			identified++
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(s.devices)) {
+		if _, still := now[uid]; !still {
+			m.lose(uid, s, len(found) >= len(s.devices) && unidentified(uid))
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(now)) {
+		m.applyDevice(uid, now[uid], s, identified > 0 && !unidentified(uid))
+	}
+}
+
+// sameGPU tells whether two sources mean one GPU of a node.
+func sameGPU(a, b *gpu) bool {
+	switch {
+	case a.uuid != "" && b.uuid != "":
+		return a.uuid == b.uuid
+	case a.pci != "" && b.pci != "":
+		return a.pci == b.pci
+	}
+	return a.index == b.index
+}
+
+// merge adds what a second source knows, and the worse health of both.
+func merge(a, b gpu) gpu {
+	for _, f := range []struct{ to, from *string }{{&a.uuid, &b.uuid}, {&a.pci, &b.pci}, {&a.product, &b.product}} {
+		if *f.to == "" {
+			*f.to = *f.from
+		}
+	}
+	if rank(b.health) > rank(a.health) {
+		a.health, a.detail = b.health, b.detail
+	}
+	a.holders = max(a.holders, b.holders)
+	return a
+}
+
+func rank(health string) int {
+	return slices.Index([]string{report.HealthOK, report.HealthDegraded, report.HealthUnusable}, health)
+}
+
+const unknownPrefix = "unknown-"
+
+func unidentified(uid string) bool { return strings.HasPrefix(uid, unknownPrefix) }
+
+// deviceUID is the device's identity: its UUID, else its place on the node.
+func deviceUID(s *nodeState, g *gpu) string {
+	switch {
+	case g.uuid != "":
+		return g.uuid
+	case g.pci != "":
+		return unknownPrefix + s.uid + "-" + g.pci
+	}
+	return fmt.Sprintf("%s%s-%d", unknownPrefix, s.uid, g.index)
+}
+
+// gpuWords are what the conditions of node problem detectors that speak of GPUs
+// have in their names: GpuXidError, NVLinkStatusInactive, AcceleratedHardwareReady.
+var gpuWords = regexp.MustCompile(`(?i)gpu|xid|nvlink|nvswitch|nvidia|dcgm|accelerat|infiniband.*gpu`)
+
+// gone are words for a GPU that nothing can run on.
+var goneWords = regexp.MustCompile(`(?i)missing|lost|fallen|fell off|unusable|not found`)
+
+var anyUUID = regexp.MustCompile(`(?i)gpu-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
+var anyPCI = regexp.MustCompile(`(?i)\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?\b`)
+
+// conditioned lowers a device's health by what the node's conditions say of GPUs:
+// of the one that a message names, else of all.
+func (m *model) conditioned(s *nodeState, g *gpu, _ int) {
+	for _, b := range s.bad {
+		if !gpuWords.MatchString(b.typ) || !names(&b, g) {
+			continue
+		}
+		health := report.HealthDegraded
+		if goneWords.MatchString(b.typ) || goneWords.MatchString(b.reason) {
+			health = report.HealthUnusable
+		}
+		if rank(health) > rank(g.health) {
+			g.health, g.detail = health, cut(strings.Trim(b.typ+": "+b.reason+": "+b.message, ": "), 512)
+		}
+	}
+}
+
+// names tells whether the condition's message is about the GPU: it names it, or
+// no GPU at all.
+func names(b *badCondition, g *gpu) bool {
+	uuids, pcis := anyUUID.FindAllString(b.message, 16), anyPCI.FindAllString(b.message, 16)
+	if len(uuids)+len(pcis) == 0 {
+		return true
+	}
+	for _, u := range uuids {
+		if canonical, ok := report.UUID(u); ok && canonical == g.uuid {
+			return true
+		}
+	}
+	for _, p := range pcis {
+		if canonical, ok := report.PCI(p); ok && canonical == g.pci {
+			return true
+		}
+	}
+	return false
+}
+
+func sameDevice(a, b *gpu) bool {
+	return a.uuid == b.uuid && a.pci == b.pci && a.index == b.index && a.product == b.product && a.health == b.health && a.detail == b.detail && a.holders == b.holders
+}
+
+// applyDevice takes a device as it is now. known says that it was reported
+// before, without its UUID.
+func (m *model) applyDevice(uid string, is gpu, s *nodeState, known bool) {
+	was := m.devices[uid]
+	d := &deviceState{gpu: is, uid: uid, node: s}
+	m.devices[uid] = d
+	if was != nil && was.node == s && sameDevice(&was.gpu, &is) {
+		d.changed = was.changed
+		m.xids(was, d)
+		return
+	}
+	d.changed = m.mark(kindDevice, uid)
+	if !s.devices[uid] {
+		s.devices[uid] = true
+		m.touchNode(s)
+	}
+	detail := map[string]any{"node": s.name, "node_uid": s.uid, "index": is.index, "product": is.product, "health": is.health, "detail": is.detail}
+	if was != nil && was.node != s { // it was put into another machine
+		delete(was.node.devices, uid)
+		if m.nodes[was.node.uid] == was.node {
+			m.touchNode(was.node)
+		}
+		detail["from_node"] = was.node.name
+	}
+	switch {
+	case was == nil && known:
+	case was == nil || was.node != s:
+		m.tell("device.joined", kindDevice, uid, uid, time.Time{}, detail)
+	case was.health == report.HealthOK && is.health != report.HealthOK, rank(is.health) > rank(was.health):
+		m.tell("device.degraded", kindDevice, uid, uid, time.Time{}, detail)
+	case was.health != report.HealthOK && is.health == report.HealthOK:
+		m.tell("device.recovered", kindDevice, uid, uid, time.Time{}, detail)
+	}
+	if was != nil {
+		m.xids(was, d)
+	}
+}
+
+// xids tells what the driver reported of a device since it was last counted. The
+// times tell what is new: the counts begin again when the host starts.
+func (m *model) xids(was, is *deviceState) {
+	for _, x := range is.xids {
+		var old xid
+		for _, o := range was.xids {
+			if o.code == x.code && o.last.After(old.last) {
+				old = o
+			}
+		}
+		if !x.last.After(old.last) {
+			continue
+		}
+		n := x.count
+		if x.count > old.count {
+			n = x.count - old.count
+		}
+		m.tell("device.xid", kindDevice, is.uid, is.uid, x.last, map[string]any{"xid": x.code, "class": x.class, "count": n,
+			"victim_of": x.victimOf, "text": x.text, "node": is.node.name, "index": is.index})
+	}
+}
+
+// lose takes a device off a node. renamed says that it is still there, under its
+// UUID.
+func (m *model) lose(uid string, s *nodeState, renamed bool) {
+	d := m.devices[uid]
+	delete(s.devices, uid)
+	if d == nil || d.node != s {
+		return
+	}
+	delete(m.devices, uid)
+	m.mark(kindDevice, uid)
+	if m.nodes[s.uid] == s {
+		m.touchNode(s)
+	}
+	if !renamed {
+		m.tell("device.left", kindDevice, uid, uid, time.Time{}, map[string]any{"node": s.name, "node_uid": s.uid, "index": d.index})
+	}
+}
+
+func (m *model) dropDevice(uid string, s *nodeState) { m.lose(uid, s, false) }
+
+func (m *model) reportDevice(d *deviceState) protocol.Device {
+	return protocol.Device{UID: d.uid, Aliases: aliases(d), NodeUID: d.node.uid, NodeName: d.node.name, Index: d.index, Product: d.product,
+		Revision: m.revision(d.changed), Health: d.health, Detail: d.detail, Holders: d.holders}
+}
+
+// aliases are the other names of a device: its place on the node, its UUID
+// without the prefix, and its spellings by other tools. An index or a bus id is
+// only unique on its node, so those carry the node's name.
+func aliases(d *deviceState) []string {
+	out := []string{d.node.name + "/" + strconv.Itoa(d.index)}
+	if d.uuid != "" {
+		out = append(out, strings.TrimPrefix(d.uuid, "GPU-"))
+		x := report.Device{UUID: d.uuid, PCI: d.pci}
+		return append(out, x.Spellings(d.node.name)...)
+	}
+	if d.pci != "" {
+		out = append(out, d.node.name+"/"+d.pci, d.node.name+"/0000"+strings.ToUpper(d.pci))
+	}
+	return out
+}

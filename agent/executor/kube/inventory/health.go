@@ -1,0 +1,120 @@
+package inventory
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// health is how the sources fare. It is told in the log when it turns, not at
+// each try.
+type health struct {
+	log *slog.Logger
+	now func() time.Time
+
+	mu      sync.Mutex
+	waiting map[string]bool // not listed yet
+	failing map[string]failure
+	down    bool // told in the log
+}
+
+type failure struct {
+	err   error
+	since time.Time
+}
+
+func newHealth(log *slog.Logger, now func() time.Time) *health {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	if now == nil {
+		now = time.Now
+	}
+	return &health{log: log, now: now, waiting: map[string]bool{}, failing: map[string]failure{}}
+}
+
+func (h *health) expect(source string) {
+	h.mu.Lock()
+	h.waiting[source] = true
+	h.mu.Unlock()
+}
+
+func (h *health) listed(source string) {
+	h.mu.Lock()
+	delete(h.waiting, source)
+	h.mu.Unlock()
+}
+
+// drop forgets a source that is watched no more.
+func (h *health) drop(source string) {
+	h.mu.Lock()
+	delete(h.waiting, source)
+	delete(h.failing, source)
+	h.turn()
+	h.mu.Unlock()
+}
+
+// heard takes the answer to one list or watch request.
+func (h *health) heard(source string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err == nil {
+		delete(h.failing, source)
+		h.turn()
+		return
+	}
+	f, was := h.failing[source]
+	if !was {
+		f.since = h.now()
+	}
+	if apierrors.IsForbidden(err) && (!was || !apierrors.IsForbidden(f.err)) {
+		h.log.Error("the agent's role lacks a right; a part of the inventory is missing",
+			slog.String("right", "list, watch "+source), slog.Any("err", err))
+	}
+	f.err = err
+	h.failing[source] = f
+	h.turn()
+}
+
+// turn tells once that the API server went, and once that it is back.
+func (h *health) turn() {
+	var worst failure
+	for _, f := range h.failing {
+		if !apierrors.IsForbidden(f.err) && (worst.err == nil || f.since.Before(worst.since)) {
+			worst = f
+		}
+	}
+	switch down := worst.err != nil; {
+	case down && !h.down:
+		h.log.Warn("the API server does not answer; the inventory stands still", slog.Any("err", worst.err))
+		h.down = true
+	case !down && h.down:
+		h.log.Info("the API server answers again; the inventory goes on")
+		h.down = false
+	}
+}
+
+func (h *health) err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var errs []error
+	for _, source := range slices.Sorted(maps.Keys(h.failing)) {
+		f := h.failing[source]
+		if apierrors.IsForbidden(f.err) {
+			errs = append(errs, fmt.Errorf("the agent's role lacks the right to list, watch %s: %w", source, f.err))
+			continue
+		}
+		errs = append(errs, fmt.Errorf("watch %s, failing since %s: %w", source, f.since.UTC().Format(time.RFC3339), f.err))
+	}
+	if len(errs) == 0 && len(h.waiting) > 0 {
+		errs = append(errs, fmt.Errorf("not listed yet: %s", strings.Join(slices.Sorted(maps.Keys(h.waiting)), ", ")))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,189 @@
+package inventory
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// Defaults of Options.
+const (
+	DefaultFoldWindow = time.Minute
+	DefaultJudgeEvery = 3 * time.Second
+	DefaultLookEvery  = 20 * time.Second
+	// snapshotWait is how long Snapshot waits for the first lists.
+	snapshotWait = 30 * time.Second
+	// gather is how long Watch lets changes gather before it tells them.
+	gather = 50 * time.Millisecond
+	// most is how many objects Watch tells in one delta.
+	most = 2_000
+)
+
+// Options configure Open.
+type Options struct {
+	Cluster *cluster.Cluster
+	// Exclude are namespaces whose deployments are not reported; nil:
+	// kube-system. Their pods count on their nodes all the same.
+	Exclude []string
+	// Labels are reported of nodes beside the built-in ones.
+	Labels []string
+	// Components names components by the charts that install them, beside the
+	// built-in ones.
+	Components map[string]string
+	// Cordon tells who closed a node that is unschedulable.
+	Cordon func(node *corev1.Node) *protocol.Cordon
+	// Judge tells what a drain of the node would meet; nil: nothing is told. The
+	// objects are rebuilt from what is kept of them (see rebuild.go) and must not
+	// be kept or changed.
+	Judge func(node *corev1.Node, pods []*corev1.Pod, pdbs []*policyv1.PodDisruptionBudget) []protocol.Blocker
+	// JudgeEvery is the least time between two judgements of one node.
+	JudgeEvery time.Duration
+	// FoldWindow is how long repeats of a fact are counted into one event.
+	FoldWindow time.Duration
+	// LookEvery is how often it is looked whether an optional API is served.
+	LookEvery time.Duration
+}
+
+// Inventory is what is known of one cluster.
+type Inventory struct {
+	model   *model
+	health  *health
+	stop    context.CancelFunc
+	done    sync.WaitGroup
+	watched sync.Mutex // held by the Watch that runs
+}
+
+// Open begins to watch the cluster. It returns before anything was read; errors
+// of the API server show in Healthy and do not end it.
+func Open(o Options) (*Inventory, error) {
+	if o.Cluster == nil || o.Cluster.Client == nil {
+		return nil, errors.New("open inventory: no cluster")
+	}
+	if o.Cordon == nil {
+		return nil, errors.New("open inventory: nothing that tells whose a cordon is")
+	}
+	o.JudgeEvery = cmp.Or(o.JudgeEvery, DefaultJudgeEvery)
+	o.FoldWindow = cmp.Or(o.FoldWindow, DefaultFoldWindow)
+	o.LookEvery = cmp.Or(o.LookEvery, DefaultLookEvery)
+	if o.Exclude == nil {
+		o.Exclude = []string{"kube-system"}
+	}
+	client, err := watching(o.Cluster)
+	if err != nil {
+		return nil, fmt.Errorf("open inventory: %w", err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	i := &Inventory{model: newModel(&o, o.Cluster.Now), health: newHealth(o.Cluster.Log, o.Cluster.Now), stop: stop}
+	i.run(ctx, &o, client)
+	return i, nil
+}
+
+// watching is the client that the sources use: protobuf, which costs a quarter
+// of JSON to read, and a limiter of its own, so that reading again after a
+// restart of the server takes nothing from operations.
+func watching(c *cluster.Cluster) (kubernetes.Interface, error) {
+	if c.Config == nil {
+		return c.Client, nil
+	}
+	cfg := rest.CopyConfig(c.Config)
+	cfg.ContentType = "application/vnd.kubernetes.protobuf"
+	cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	return kubernetes.NewForConfig(cfg)
+}
+
+// Close stops watching.
+func (i *Inventory) Close() error {
+	i.stop()
+	i.done.Wait()
+	return nil
+}
+
+// Healthy tells why the inventory does not follow the cluster: a source that has
+// not been listed yet, or that fails now. It is nil when all is well.
+func (i *Inventory) Healthy() error { return i.health.err() }
+
+// Synced is closed when every source has been listed once.
+func (i *Inventory) Synced() <-chan struct{} { return i.model.ready }
+
+func (i *Inventory) wait(ctx context.Context) error {
+	select {
+	case <-i.model.ready:
+		return nil
+	default:
+	}
+	select {
+	case <-i.model.ready:
+		return nil
+	case <-ctx.Done():
+		if err := i.health.err(); err != nil {
+			return err
+		}
+		return ctx.Err()
+	}
+}
+
+// Snapshot returns the whole inventory. Before the first lists are read it waits
+// for them, 30 s at most, and then says what keeps them.
+func (i *Inventory) Snapshot(ctx context.Context) (protocol.Inventory, error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotWait)
+	defer cancel()
+	if err := i.wait(ctx); err != nil {
+		return protocol.Inventory{}, fmt.Errorf("read inventory: %w", err)
+	}
+	return i.model.snapshot(), nil
+}
+
+// Watch calls f with changes until ctx ends. One Watch runs at a time.
+func (i *Inventory) Watch(ctx context.Context, f func(executor.Delta)) error {
+	if !i.watched.TryLock() {
+		return errors.New("watch inventory: it is being watched")
+	}
+	defer i.watched.Unlock()
+	select {
+	case <-i.model.ready:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	i.model.begin()
+	defer i.model.end()
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-i.model.ring:
+		}
+		pause.Reset(gather)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-pause.C:
+		}
+		for {
+			d, more := i.model.take(most)
+			if len(d.Events) > 0 || len(d.Gone) > 0 || !empty(d.Objects) {
+				f(d)
+			}
+			if !more || ctx.Err() != nil {
+				break
+			}
+		}
+	}
+}
+
+func empty(in protocol.Inventory) bool {
+	return len(in.Nodes)+len(in.Devices)+len(in.Deployments)+len(in.Components) == 0
+}
