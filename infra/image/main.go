@@ -26,12 +26,12 @@ type product struct {
 	module  string // folder of its module, from the repository
 	pkg     string // from there
 	cgo     bool   // linked with the C library: it loads others at run time
-	stamped bool   // it carries the agent's version
+	version string // the variable that holds its version
 }
 
 var products = []product{
-	{name: "agent", program: "opsplane-agent", module: ".", pkg: "./agent", stamped: true},
-	{name: "host", program: "opsplane-host", module: ".", pkg: "./agent/executor/host/opsplane-host", cgo: true},
+	{name: "agent", program: "opsplane-agent", module: ".", pkg: "./agent", version: "github.com/opsplane/opsplane/agent/agentcmd.linked"},
+	{name: "host", program: "opsplane-host", module: ".", pkg: "./agent/executor/host/opsplane-host", cgo: true, version: "main.linked"},
 	{name: "upgrade", program: "opsplane-upgrade", module: "agent/executor/helm", pkg: "."},
 }
 
@@ -144,8 +144,8 @@ func (o options) program(ctx context.Context, dir string, p product) (string, er
 		return "", fmt.Errorf("make folder: %w", err)
 	}
 	flags := "-s -w"
-	if p.stamped {
-		flags += " -X github.com/opsplane/opsplane/agent/agentcmd.linked=" + o.tag
+	if p.version != "" {
+		flags += " -X " + p.version + "=" + o.tag
 	}
 	cgo := "0"
 	if p.cgo {

@@ -514,3 +514,56 @@ func TestNames(t *testing.T) {
 		}
 	})
 }
+
+// The host helper runs on GPU nodes, cordoned or not, as nobody but itself.
+func TestHostHelper(t *testing.T) {
+	t.Parallel()
+	o, _ := render(t, with(t, "hostHelper: {enabled: true, driverRoot: /run/nvidia/driver, runtimeClassName: nvidia}"))
+	d := get[appsv1.DaemonSet](t, o, "DaemonSet/"+fullname+"-host")
+	pod := d.Spec.Template.Spec
+	if pod.ServiceAccountName != fullname+"-host" || o["ServiceAccount/"+fullname+"-host"] == nil || !pod.HostPID || *pod.RuntimeClassName != "nvidia" {
+		t.Errorf("runs as %s: %+v", pod.ServiceAccountName, pod)
+	}
+	if !cmp.Equal(pod.Tolerations, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}) {
+		t.Errorf("tolerates %+v", pod.Tolerations)
+	}
+	if terms := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms; terms[0].MatchExpressions[0].Key != "nvidia.com/gpu.present" {
+		t.Errorf("runs on %+v", terms)
+	}
+	c := pod.Containers[0]
+	if diff := cmp.Diff([]string{"serve", "--driver-root=/driver"}, c.Args); diff != "" {
+		t.Error(diff)
+	}
+	paths := map[string]string{}
+	for _, v := range pod.Volumes {
+		paths[v.Name] = v.HostPath.Path
+	}
+	want := map[string]string{"pod-logs": "/var/log/pods", "pod-resources": "/var/lib/kubelet/pod-resources", "state": "/var/lib/opsplane-host", "driver": "/run/nvidia/driver"}
+	if diff := cmp.Diff(want, paths); diff != "" {
+		t.Error(diff)
+	}
+	for _, m := range c.VolumeMounts {
+		if !m.ReadOnly {
+			t.Errorf("%s is mounted to be written", m.Name)
+		}
+	}
+	r := get[rbacv1.Role](t, o, "Role/"+fullname+"-host")
+	if diff := cmp.Diff([]rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "update"}}}, r.Rules); diff != "" {
+		t.Error(diff)
+	}
+	for key := range o {
+		if strings.HasPrefix(key, "ClusterRoleBinding/") {
+			for _, s := range get[rbacv1.ClusterRoleBinding](t, o, key).Subjects {
+				if s.Name == fullname+"-host" {
+					t.Errorf("%s is bound in the whole cluster", s.Name)
+				}
+			}
+		}
+	}
+	off, _ := render(t, with(t, ""))
+	for key := range off {
+		if strings.HasSuffix(key, "-host") {
+			t.Errorf("%s without the host helper", key)
+		}
+	}
+}
