@@ -126,6 +126,9 @@ func read(k *kind, resource schema.GroupVersionResource, u *unstructured.Unstruc
 	if n, err := strconv.Atoi(u.GetAnnotations()[AnnotationProgressDeadline]); err == nil && n > 0 {
 		r.deadline = time.Duration(n) * time.Second
 	}
+	if r.observed != 0 && r.observed < r.generation {
+		r.updated = 0 // it counts pods of the template before
+	}
 	if k.template != nil {
 		part, _, err := unstructured.NestedMap(u.Object, k.template...)
 		if err != nil {
