@@ -6,7 +6,7 @@ BIN  := bin
 GO   ?= go
 export CGO_ENABLED ?= 1
 
-.PHONY: help build up test test-crash-long bench aws-local test-aws test-localstack lint openapi diagrams clean
+.PHONY: help build up test test-crash-long bench aws-local test-aws test-localstack test-kube demo-kube bench-kube lint openapi diagrams clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,12 +42,26 @@ test-localstack: ## the whole flow on LocalStack's own image (wants Docker and t
 	@$(GO) build -o $(BIN)/awstest ./infra/awstest/up
 	@exec $(BIN)/awstest --test-localstack
 
+test-kube: ## prove the Kubernetes agent on a real control plane (ARGS='-- -run TestDrain ./agent/...' narrows)
+	@cd infra/kubetest && $(GO) build -o ../../$(BIN)/kubetest ./up
+	@exec $(BIN)/kubetest test $(ARGS)
+
+demo-kube: ## a real control plane with GPU nodes, the engine and the agent, in the foreground (ADDR=127.0.0.1:8080)
+	@cd infra/kubetest && $(GO) build -o ../../$(BIN)/kubetest ./up
+	@exec $(BIN)/kubetest demo --addr "$(ADDR)"
+
+bench-kube: ## the figures of the Kubernetes agent on a real control plane
+	@cd infra/kubetest && $(GO) build -o ../../$(BIN)/kubetest ./up
+	@exec $(BIN)/kubetest bench $(ARGS)
+
 lint: ## gofmt, vet, staticcheck, generated files
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'not formatted: run gofmt -w'; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags awstest ./...
+	$(GO) vet -tags kubetest ./...
 	cd infra/bench && $(GO) vet .
-	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 -tags awstest ./...
+	cd infra/kubetest && $(GO) vet ./plane ./up
+	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 -tags awstest,kubetest ./...
 
 openapi: ## write infra/docs/openapi.json
 	$(GO) run ./infra/openapi > infra/docs/openapi.json

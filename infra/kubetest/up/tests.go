@@ -1,0 +1,198 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opsplane/opsplane/infra/kubetest/plane"
+)
+
+// tag marks the tests that need a control plane.
+const tag = "kubetest"
+
+// Bounds of one package's tests. The whole run is meant to take less than 12
+// minutes on two cores.
+const (
+	testTimeout  = "10m"
+	benchTimeout = "30m"
+)
+
+// test runs the tests with the tag, or those that args tell go test of.
+func (r *runner) test(ctx context.Context, args []string) error {
+	if _, err := r.shared(ctx); err != nil {
+		return err
+	}
+	if len(args) == 0 {
+		var err error
+		if args, err = r.tagged(ctx); err != nil {
+			return err
+		}
+	}
+	// Two packages at a time: most of a test's time is waiting, and each private
+	// control plane of a test wants a core while it starts.
+	err := r.goTest(ctx, append([]string{"-race", "-p", "2", "-timeout", testTimeout}, args...)...)
+	if err != nil && ctx.Err() == nil {
+		return errors.Join(err, r.keepLogs())
+	}
+	return err
+}
+
+// keepLogs puts what the shared control plane wrote where the next failure's goes
+// too.
+func (r *runner) keepLogs() error {
+	to := filepath.Join(r.cache, "failed")
+	if err := os.RemoveAll(to); err != nil {
+		return fmt.Errorf("keep logs: %w", err)
+	}
+	if err := os.CopyFS(to, os.DirFS(filepath.Join(r.state, "shared", "log"))); err != nil {
+		return fmt.Errorf("keep logs: %w", err)
+	}
+	r.say("the shared control plane's logs are kept in %s", to)
+	return nil
+}
+
+// bench measures, one package after the other.
+func (r *runner) bench(ctx context.Context, args []string) error {
+	if _, err := r.shared(ctx); err != nil {
+		return err
+	}
+	if len(args) == 0 {
+		var err error
+		if args, err = r.tagged(ctx); err != nil {
+			return err
+		}
+	}
+	return r.goTest(ctx, append([]string{"-run", "^$", "-bench", ".", "-benchtime", "1x", "-p", "1", "-timeout", benchTimeout}, args...)...)
+}
+
+// goTest runs go test behind a keeper: whatever it started ends with this process.
+func (r *runner) goTest(ctx context.Context, args ...string) error {
+	env, err := r.environment()
+	if err != nil {
+		return err
+	}
+	var last lastLines
+	began := time.Now()
+	err = r.kept(ctx, append(os.Environ(), env...), io.MultiWriter(os.Stdout, &last), append([]string{"go", "test", "-count=1", "-tags", tag}, args...)...)
+	r.say("go test ended after %s: %s", time.Since(began).Round(time.Second), verdict(err))
+	for _, l := range last.lines {
+		fmt.Fprintln(r.out, "kubetest:         ", l)
+	}
+	return err
+}
+
+func verdict(err error) string {
+	if err != nil {
+		return "FAILED (" + err.Error() + ")"
+	}
+	return "every package passed"
+}
+
+// lastLines keeps go test's line for each package: what a run says at its end.
+type lastLines struct {
+	part  []byte
+	lines []string
+}
+
+func (l *lastLines) Write(b []byte) (int, error) {
+	l.part = append(l.part, b...)
+	for {
+		line, rest, ok := bytes.Cut(l.part, []byte("\n"))
+		if !ok {
+			return len(b), nil
+		}
+		for _, mark := range []string{"ok  \t", "FAIL\t", "--- FAIL", "panic: "} {
+			if bytes.HasPrefix(line, []byte(mark)) {
+				l.lines = append(l.lines, string(line))
+			}
+		}
+		l.part = bytes.Clone(rest)
+	}
+}
+
+// kept runs a program of the repository in a process group of its own until it
+// ends, or ctx does, or this process is gone.
+func (r *runner) kept(ctx context.Context, env []string, stdout io.Writer, argv ...string) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own program: %w", err)
+	}
+	cmd := exec.Command(exe, append([]string{"keep"}, argv...)...)
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = r.root, env, stdout, r.out
+	stdin, err := cmd.StdinPipe() // its end ends the keeper
+	if err != nil {
+		return fmt.Errorf("start %s: %w", argv[0], err)
+	}
+	// Not by plane.Fork: the keeper outlives this process, to end the group.
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", argv[0], err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = stdin.Close() })
+	defer stop()
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("%s: %w", strings.Join(argv[:min(2, len(argv))], " "), err)
+	}
+	return nil
+}
+
+// keep is the keeper: it runs a program for as long as stdin is open.
+func keep(argv []string, stdin io.Reader, stdout, stderr io.Writer) error {
+	return plane.Keep(argv, stdin, stdout, stderr)
+}
+
+// tagged lists the packages that have tests with the tag: the others are run by
+// `make test`.
+func (r *runner) tagged(ctx context.Context) ([]string, error) {
+	plain, err := r.testFiles(ctx)
+	if err != nil {
+		return nil, err
+	}
+	with, err := r.testFiles(ctx, "-tags", tag)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for pkg, files := range with {
+		if !slices.Equal(files, plain[pkg]) {
+			out = append(out, pkg)
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.New("no test has the tag " + tag)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// testFiles lists the test files of each package.
+func (r *runner) testFiles(ctx context.Context, args ...string) (map[string][]string, error) {
+	cmd := exec.CommandContext(ctx, "go", append(append([]string{"list", "-json=ImportPath,TestGoFiles,XTestGoFiles"}, args...), "./...")...)
+	cmd.Dir, cmd.Stderr = r.root, r.out
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	files := map[string][]string{}
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p struct {
+			ImportPath                string
+			TestGoFiles, XTestGoFiles []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return files, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("read go list: %w", err)
+		}
+		files[p.ImportPath] = append(p.TestGoFiles, p.XTestGoFiles...)
+	}
+}
