@@ -119,7 +119,7 @@ func lines(f *os.File) func() (string, error) {
 	return func() (string, error) {
 		slice, err := r.ReadSlice('\n')
 		line := string(bytes.TrimSuffix(slice, []byte("\n"))) // the slice is the reader's
-		for errors.Is(err, bufio.ErrBufferFull) { // the rest of an overlong line
+		for errors.Is(err, bufio.ErrBufferFull) {             // the rest of an overlong line
 			_, err = r.ReadSlice('\n')
 		}
 		return line, err

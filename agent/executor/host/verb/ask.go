@@ -65,10 +65,10 @@ func (h *Host) find(ctx context.Context, d gpu.Driver, a report.Answer, q Questi
 // Preflight tells what stands in the way of a reset. It changes nothing.
 func (h *Host) Preflight(ctx context.Context, q Question) report.Answer {
 	return h.with(ctx, h.answer(report.VerbPreflight, q), q, func(_ gpu.Driver, s *seen, dev *gpu.Device, a report.Answer) report.Answer {
-		if code, why := judge(&dev.Device, s.fabric); code != "" {
+		if code, why := dev.Refusal(s.fabric); code != "" {
 			return no(a, code, why)
 		}
-		if code, why := busy(&dev.Device, h.Persistence); code != "" {
+		if code, why := dev.Busy(h.Persistence); code != "" {
 			return no(a, code, why)
 		}
 		a.OK, a.Detail = true, fmt.Sprintf("GPU %s can be reset", dev.UUID)

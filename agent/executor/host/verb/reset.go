@@ -53,10 +53,10 @@ func (h *Host) Reset(ctx context.Context, q Question) report.Answer {
 			return done
 		}
 	}
-	if code, why := judge(&dev.Device, s.fabric); code != "" {
+	if code, why := dev.Refusal(s.fabric); code != "" {
 		return no(a, code, why)
 	}
-	if code, why := busy(&dev.Device, h.Persistence); code != "" {
+	if code, why := dev.Busy(h.Persistence); code != "" {
 		return no(a, code, why)
 	}
 	return h.carryOut(ctx, d, a, q, book, dev)
