@@ -1,0 +1,184 @@
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// budget is a disruption budget as its status tells it: the API server judges an
+// eviction by the same numbers.
+type budget struct {
+	namespace, name           string
+	version                   string // resourceVersion
+	selector                  labels.Selector
+	allowed, healthy, desired int32
+	expected                  int32
+	observed                  bool // the status is of the newest spec
+	always                    bool // unhealthyPodEvictionPolicy: AlwaysAllow
+	failed                    string
+}
+
+func newBudget(p *policyv1.PodDisruptionBudget) *budget {
+	b := &budget{namespace: p.Namespace, name: p.Name, version: p.ResourceVersion,
+		allowed: p.Status.DisruptionsAllowed, healthy: p.Status.CurrentHealthy, desired: p.Status.DesiredHealthy, expected: p.Status.ExpectedPods,
+		observed: p.Status.ObservedGeneration >= p.Generation,
+		always:   p.Spec.UnhealthyPodEvictionPolicy != nil && *p.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow}
+	var err error
+	if b.selector, err = metav1.LabelSelectorAsSelector(p.Spec.Selector); err != nil {
+		b.selector = labels.Nothing() // the API server takes none that cannot be read
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == policyv1.DisruptionAllowedCondition && c.Status == metav1.ConditionFalse && c.Reason == policyv1.SyncFailedReason {
+			b.failed = c.Message
+		}
+	}
+	return b
+}
+
+func (b *budget) key() string { return b.namespace + "/" + b.name }
+
+func (b *budget) String() string {
+	s := fmt.Sprintf("PDB %s allows %d disruptions (healthy %d, needed %d)", b.key(), b.allowed, b.healthy, b.desired)
+	switch {
+	case !b.observed:
+		return fmt.Sprintf("PDB %s was changed and the cluster has not judged it yet", b.key())
+	case b.failed != "":
+		return fmt.Sprintf("%s, for the cluster cannot count its pods: %s", s, b.failed)
+	case b.allowed == 0 && b.expected > 0 && b.desired >= b.expected:
+		return fmt.Sprintf("%s: it needs every one of its %d pods, so it never allows any", s, b.expected)
+	}
+	return s
+}
+
+// act is what a person can do about a budget that allows nothing.
+func (b *budget) act() string {
+	return fmt.Sprintf("raise the budget of PDB %s or add replicas, then drain again", b.key())
+}
+
+// selecting picks the budgets that select the pod, in the order of their names.
+func selecting(all []*budget, p *corev1.Pod) []*budget {
+	var found []*budget
+	for _, b := range all {
+		if b.namespace == p.Namespace && b.selector.Matches(labels.Set(p.Labels)) {
+			found = append(found, b)
+		}
+	}
+	slices.SortFunc(found, func(a, b *budget) int { return strings.Compare(a.name, b.name) })
+	return found
+}
+
+// hold is what keeps a pod from being evicted now.
+type hold struct {
+	code string // of a blocker
+	rule string
+	why  string
+	act  string
+	by   *budget // the one budget that allows nothing at the moment
+}
+
+// rule finds what the disruption budgets say to an eviction of the pod, as the
+// API server judges it; nil: nothing. A pod that has not started, or is stopping,
+// is asked no budget; one that is not ready only a budget that is broken already.
+// https://kubernetes.io/docs/tasks/run-application/configure-pdb/#unhealthy-pod-eviction-policy
+func rule(all []*budget, p *corev1.Pod) *hold {
+	if isFinished(p) || p.Status.Phase == corev1.PodPending || p.DeletionTimestamp != nil {
+		return nil
+	}
+	found := selecting(all, p)
+	switch {
+	case len(found) == 0:
+		return nil
+	case len(found) > 1:
+		return &hold{code: "two_pdbs", rule: "pdb/" + found[0].key(), why: twoPDBs(p, found)}
+	}
+	b := found[0]
+	h := &hold{code: "pdb", rule: "pdb/" + b.key(), why: b.String(), act: b.act(), by: b}
+	if !isReady(p) {
+		if b.always || b.healthy >= b.desired && b.desired > 0 {
+			return nil
+		}
+		if b.allowed <= 0 && b.observed {
+			h.why += ", and the pod is not ready: its PDB's unhealthyPodEvictionPolicy IfHealthyBudget keeps it"
+			h.act = fmt.Sprintf("set unhealthyPodEvictionPolicy of PDB %s to AlwaysAllow or repair its pods, then drain again", b.key())
+		}
+	}
+	if b.observed && b.allowed > 0 {
+		return nil
+	}
+	return h
+}
+
+// twoPDBs words what the eviction API answers with a 500.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
+func twoPDBs(p *corev1.Pod, b []*budget) string {
+	s := fmt.Sprintf("pod %s is selected by two disruption budgets, %s and %s: the cluster evicts no such pod", key(p), b[0].key(), b[1].key())
+	if len(b) > 2 {
+		s = fmt.Sprintf("pod %s is selected by %d disruption budgets, %s, %s and more: the cluster evicts no such pod", key(p), len(b), b[0].key(), b[1].key())
+	}
+	return s
+}
+
+func isReady(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// allowances share out, among all drains of this agent, what the budgets allow: an
+// eviction that is bound to be refused is not asked for. What is allowed is counted
+// anew whenever a budget's status changes.
+type allowances struct {
+	mu   sync.Mutex
+	left map[string]allowance
+}
+
+type allowance struct {
+	version string
+	left    int32
+	since   time.Time
+}
+
+// refill is after what time what was taken counts as not used: an accepted
+// eviction changes the status at once.
+const refill = 5 * time.Second
+
+// take takes one eviction from what the budgets that guard the pod allow.
+func (a *allowances) take(now time.Time, all []*budget, p *corev1.Pod) bool {
+	found := selecting(all, p)
+	if len(found) != 1 || p.Status.Phase == corev1.PodPending || !isReady(p) {
+		return true // no budget counts it
+	}
+	b := found[0]
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.left == nil {
+		a.left = map[string]allowance{}
+	}
+	l, ok := a.left[b.key()]
+	if !ok || l.version != b.version || now.Sub(l.since) > refill {
+		l = allowance{version: b.version, left: b.allowed, since: now}
+	}
+	if l.left <= 0 {
+		return false
+	}
+	l.left--
+	a.left[b.key()] = l
+	return true
+}
+
+// empty records that the API server refused what the status seemed to allow.
+func (a *allowances) empty(now time.Time, b *budget) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if l := a.left[b.key()]; l.version == b.version {
+		a.left[b.key()] = allowance{version: b.version, since: now}
+	}
+}

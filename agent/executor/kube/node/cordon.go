@@ -1,0 +1,219 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+func (e *nodes) probeSchedulable(ctx context.Context, t *executor.Task, want bool) executor.Finding {
+	n, code, detail, err := e.read(ctx, t.Assignment)
+	switch {
+	case err != nil:
+		return cluster.Unread(err)
+	case code != "":
+		return executor.Lost(code, detail)
+	}
+	state := fmt.Sprintf("node %s is cordoned", n.Name)
+	if !n.Spec.Unschedulable {
+		state = fmt.Sprintf("node %s is schedulable", n.Name)
+	}
+	if n.Spec.Unschedulable == want {
+		return executor.ToRun(state)
+	}
+	return executor.Found(state)
+}
+
+func (e *nodes) probeCordon(ctx context.Context, t *executor.Task) executor.Finding {
+	return e.probeSchedulable(ctx, t, false)
+}
+
+func (e *nodes) probeUncordon(ctx context.Context, t *executor.Task) executor.Finding {
+	return e.probeSchedulable(ctx, t, true)
+}
+
+// cordon closes the node to new pods. A cordon that was there before stays its
+// owner's; the node then carries this operation's mark alone, so that an uncordon
+// by somebody else is told from a cordon that is still to come.
+func (e *nodes) cordon(ctx context.Context, t *executor.Task, p *placing) executor.Outcome {
+	if p == nil {
+		p = &placing{}
+	}
+	placed := false
+	var kept *protocol.Cordon
+	n, o := e.patch(ctx, t, "cordon", p.node, func(n *corev1.Node) wish {
+		on, marked := cluster.ReadMark(n.Annotations)
+		marked = marked && on.SameRun(cluster.MarkOf(t))
+		placed, kept = false, nil
+		if !n.Spec.Unschedulable {
+			if marked { // an earlier patch of this run cordoned it: once is enough
+				return stopped("uncordoned_externally", fmt.Sprintf("node %s was cordoned by this operation, and somebody uncordoned it", n.Name))
+			}
+			placed = true
+			c, err := json.Marshal(protocol.Cordon{Owner: "opsplane", Operation: t.Assignment.Operation, By: t.Assignment.Actor.ID,
+				Reason: t.Assignment.Reason, Since: e.c.Now().UTC()})
+			if err != nil {
+				return stopped("invalid_payload", fmt.Sprintf("encode the cordon: %v", err))
+			}
+			set := change{unschedulable: ptr.To(true), annotations: map[string]*string{cluster.AnnotationCordon: ptr.To(string(c)), annotationDrain: nil}}
+			p.write(set.annotations)
+			return wish{set: set}
+		}
+		if c := CordonOf(n); !ours(c, t.Assignment.Operation) {
+			kept = c
+		}
+		if marked && on.Generation == t.Assignment.Generation {
+			return wish{done: fmt.Sprintf("node %s is cordoned", n.Name)}
+		}
+		set := change{annotations: map[string]*string{}}
+		p.write(set.annotations)
+		return wish{set: set}
+	})
+	p.node = n
+	if o.Class != operation.OutcomeDone {
+		return o
+	}
+	if kept != nil {
+		t.Note("cordon_kept", fmt.Sprintf("node %s was cordoned before by %s; that cordon stays theirs", n.Name, describe(kept)))
+		return executor.Done(fmt.Sprintf("node %s was cordoned before by %s; it stays theirs", n.Name, describe(kept)))
+	}
+	if placed {
+		e.say(ctx, t, n, "Cordoned", "Opsplane cordoned the node: "+cmp.Or(t.Assignment.Reason, t.Assignment.Type))
+	}
+	return o
+}
+
+// placing is what goes with a cordon: the node as it was just read, and the record
+// of a drain.
+type placing struct {
+	node   *corev1.Node
+	record *record
+}
+
+func (p *placing) write(annotations map[string]*string) {
+	if p.record != nil {
+		annotations[annotationDrain] = ptr.To(p.record.encode())
+	}
+}
+
+// lift is the patch that opens the node again.
+func lift() change {
+	return change{unschedulable: ptr.To(false), annotations: map[string]*string{cluster.AnnotationCordon: nil, annotationDrain: nil}}
+}
+
+func (e *nodes) uncordon(ctx context.Context, t *executor.Task) executor.Outcome {
+	var p struct {
+		TakeOver bool `json:"take_over"`
+	}
+	if err := decode(t.Assignment.Payload, &p); err != nil {
+		return executor.Permanent("invalid_payload", err.Error())
+	}
+	var lifted *protocol.Cordon
+	n, o := e.patch(ctx, t, "uncordon", nil, func(n *corev1.Node) wish {
+		if !n.Spec.Unschedulable {
+			return wish{done: fmt.Sprintf("node %s is schedulable", n.Name)}
+		}
+		c := CordonOf(n)
+		if c.Owner != "opsplane" && !p.TakeOver {
+			lifted = nil
+			return stopped("cordon_not_owned", fmt.Sprintf("node %s was cordoned by somebody else: %s", n.Name, describe(c)))
+		}
+		lifted = c
+		return wish{set: lift()}
+	})
+	if lifted == nil || o.Class != operation.OutcomeDone && o.Class != operation.OutcomeAmbiguous {
+		return o
+	}
+	if p.TakeOver {
+		t.Note("cordon_taken_over", fmt.Sprintf("the cordon that was lifted: owner %s, by %s, reason %q",
+			lifted.Owner, cmp.Or(lifted.By, "unknown"), lifted.Reason))
+	}
+	if o.Class == operation.OutcomeDone {
+		e.say(ctx, t, n, "Uncordoned", "Opsplane uncordoned the node: "+cmp.Or(t.Assignment.Reason, t.Assignment.Type))
+	}
+	return o
+}
+
+func (e *nodes) confirmSchedulable(ctx context.Context, t *executor.Task, judge func(n *corev1.Node) executor.Outcome) executor.Outcome {
+	n, code, detail, err := e.read(ctx, t.Assignment)
+	switch {
+	case err != nil:
+		return broken(err)
+	case code != "":
+		return executor.Permanent(code, detail)
+	}
+	o := judge(n)
+	if o.Class != operation.OutcomeDone {
+		return o
+	}
+	n, stop := e.rely(ctx, t, n, nil)
+	if stop != nil {
+		return *stop
+	}
+	return judge(n)
+}
+
+func (e *nodes) confirmCordon(ctx context.Context, t *executor.Task) executor.Outcome {
+	return e.confirmSchedulable(ctx, t, func(n *corev1.Node) executor.Outcome {
+		if !n.Spec.Unschedulable {
+			return executor.Permanent("uncordoned_externally", fmt.Sprintf("node %s is schedulable again: somebody uncordoned it", n.Name))
+		}
+		return executor.Done(fmt.Sprintf("node %s is cordoned", n.Name))
+	})
+}
+
+func (e *nodes) confirmUncordon(ctx context.Context, t *executor.Task) executor.Outcome {
+	return e.confirmSchedulable(ctx, t, func(n *corev1.Node) executor.Outcome {
+		if n.Spec.Unschedulable {
+			return executor.Permanent("cordoned_externally", fmt.Sprintf("node %s is cordoned again by %s", n.Name, describe(CordonOf(n))))
+		}
+		return executor.Done(fmt.Sprintf("node %s is schedulable", n.Name))
+	})
+}
+
+func (e *nodes) probeRestore(ctx context.Context, t *executor.Task) executor.Finding {
+	n, code, detail, err := e.read(ctx, t.Assignment)
+	switch {
+	case err != nil:
+		return cluster.Unread(err)
+	case code != "":
+		return executor.Found(detail)
+	case !ours(CordonOf(n), t.Assignment.Operation):
+		return executor.Found("no cordon of this operation is on the node")
+	}
+	return executor.ToRun("this operation's cordon is on the node")
+}
+
+// restore lifts the cordon if this operation placed it; nobody else's.
+func (e *nodes) restore(ctx context.Context, t *executor.Task) executor.Outcome {
+	n, o := e.patch(ctx, t, "uncordon", nil, func(n *corev1.Node) wish {
+		if !ours(CordonOf(n), t.Assignment.Operation) {
+			return wish{done: "no cordon of this operation is on the node"}
+		}
+		return wish{set: lift()}
+	})
+	switch {
+	case o.ErrorCode == "node_gone" || o.ErrorCode == "node_replaced":
+		return executor.Done(fmt.Sprintf("nothing to restore: %s", o.Detail))
+	case o.Class == operation.OutcomeDone && n != nil && !n.Spec.Unschedulable:
+		e.say(ctx, t, n, "Uncordoned", "Opsplane took the cordon of its drain back")
+	}
+	return o
+}
+
+// decode reads a payload; an empty one has no fields.
+func decode(raw json.RawMessage, to any) error {
+	if len(raw) == 0 {
+		return nil
+	}
+	return json.Unmarshal(raw, to)
+}

@@ -1,0 +1,42 @@
+// Package node carries out node.cordon, node.uncordon and node.drain on a real
+// Kubernetes API server.
+//
+// # The way of a drain
+//
+//	preflight  one list of the node's pods, judged: what no drain with this payload
+//	           gets past is refused before anything is touched
+//	cordon     a patch of the node, conditional on its resourceVersion, that leaves
+//	           the cordon's owner, the mark of the lease and the plan on the node
+//	evict      evictions in parallel, each naming one planned pod by UID; one watch
+//	wait       until each planned pod is gone, and what serves and detaches with it
+//	confirm    node and pods read anew: gone by UID, node cordoned
+//
+// One function judges a pod (judge) and one says which disruption budget holds it
+// (rule): preflight, the dry run and the evictions cannot disagree.
+//
+// # Side effects
+//
+// Patches of the node are of kind (a): they carry a resourceVersion that was read
+// before the fence and the mark of the lease, so an older lease is refused by the
+// API server. A lease with a generation above 1 writes its mark on the node before
+// it relies on a cordon that it found there, which ends the right of any patch
+// that an older holder still has in flight. Evictions and deletions are of kind
+// (b): each names the UID of one planned pod.
+//
+// # What a successor knows
+//
+// The plan is kept on the node, in the annotation opsplane.io/drain, written by
+// the same patch as the cordon: it costs no request. A successor needs it to tell
+// planned pods from those that came after (a pod that tolerates the cordon may
+// come at any time) and to count what is gone already; that an eviction was
+// accepted is seen on the pod itself, in its deletionTimestamp. Where the
+// annotation is lost, every pod that is on the node counts as planned: more is
+// drained and never less.
+//
+// # Why the judging is our own
+//
+// The filters of k8s.io/kubectl/pkg/drain judge well, and the order of judge is
+// theirs. But they pull the whole of kubectl's command line in: a stripped agent
+// grew from 27 to 64 MB. They also answer in one text for all pods, where an
+// operation needs a code for each.
+package node

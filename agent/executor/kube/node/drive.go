@@ -1,0 +1,317 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+// Waits of a drive beside what it is woken by.
+const (
+	// watchNodeAfter is when a drive begins to watch its node: most are over before.
+	watchNodeAfter = 500 * time.Millisecond
+	// lookServing is how long a pod has been stopping when its endpoints are looked
+	// at: most are gone before.
+	lookServing = time.Second
+	// heartbeat bounds the time between two looks: what is told names times.
+	heartbeat = 10 * time.Second
+)
+
+// drive is one step's work on the planned pods: it evicts, or waits too.
+type drive struct {
+	*drainer
+	t *executor.Task
+	s *session
+	p payload
+	// gone: until every planned pod is gone; else until each is on its way.
+	gone bool
+
+	begun    time.Time
+	results  chan result
+	inFlight int
+	budgets  *feed[*budget]
+	serving  map[string]*serving // by namespace
+	halted   string
+	worst    *executor.Outcome // of a call: the step cannot go on
+}
+
+// result is how one call ended.
+type result struct {
+	p      *planned
+	stage  int
+	issued bool
+	reply  cluster.Reply
+	stop   *executor.Outcome
+	found  *looked
+}
+
+// drive brings the planned pods as far as asked. It ends when they are there, when
+// something stands in the way for good, or when the step has to stop: then with
+// what it was waiting for.
+func (e *drainer) drive(ctx context.Context, t *executor.Task, s *session, p payload, gone bool) executor.Outcome {
+	d := &drive{drainer: e, t: t, s: s, p: p, gone: gone, begun: time.Now(), results: make(chan result, perDrain), serving: map[string]*serving{}}
+	defer d.close()
+	if stop := d.open(ctx); stop != nil {
+		return *stop
+	}
+	for {
+		l, stop := d.look(ctx)
+		if stop != nil {
+			return d.settled(ctx, *stop)
+		}
+		if d.halted = executor.Halted(ctx, t); d.halted != "" || d.worst != nil {
+			return d.settled(ctx, d.ended(l))
+		}
+		d.start(ctx, l)
+		if d.inFlight == 0 && l.done(gone) {
+			d.tell(l)
+			return executor.Done(d.summary(l))
+		}
+		if l.onlyOwn && d.inFlight == 0 && d.handOver() {
+			t.Progress(l.gone, l.total, "pods", d.summary(l))
+			return executor.HandBack("own_node", fmt.Sprintf("%s; what is left is this agent's own pod on node %s: another agent goes on",
+				d.summary(l), nodeName(t.Assignment)))
+		}
+		d.tell(l)
+		d.rest(ctx, l)
+	}
+}
+
+func (d *drive) close() {
+	if d.budgets != nil {
+		d.drainer.budgets.release()
+	}
+	for _, s := range d.serving {
+		s.shared.release()
+	}
+}
+
+// settled waits for the calls that are in flight, each of which ends by itself: no
+// step ends with one. An answer that was lost at the end makes it ambiguous.
+func (d *drive) settled(ctx context.Context, o executor.Outcome) executor.Outcome {
+	lost := 0
+	for d.inFlight > 0 {
+		d.take(<-d.results)
+	}
+	for _, p := range d.s.plan {
+		if p.lost && !p.isGone && !p.terminating() {
+			lost++
+		}
+	}
+	if d.worst != nil && o.Class != operation.OutcomePermanent {
+		o = *d.worst
+	}
+	if lost > 0 && ctx.Err() != nil {
+		return executor.Ambiguous(fmt.Sprintf("the answers to %d evictions never came", lost))
+	}
+	return o
+}
+
+// ended words why the step stops before its end.
+func (d *drive) ended(l *look) executor.Outcome {
+	if d.worst != nil {
+		return *d.worst
+	}
+	message := d.message(l)
+	h := l.first()
+	if h == nil || d.halted != "interrupted" {
+		return executor.Waiting(d.halted, message)
+	}
+	o := executor.Waiting(outcomeCode(h.code), message)
+	if h.act != "" {
+		o.ActionText = h.act
+	}
+	return o
+}
+
+// outcomeCode is the outcome's code of a blocker.
+func outcomeCode(code string) string {
+	switch code {
+	case "pdb":
+		return "pdb_blocked"
+	case "terminating", "still_serving":
+		return "slow_stop"
+	}
+	return code
+}
+
+// start issues what may be issued now.
+func (d *drive) start(ctx context.Context, l *look) {
+	for _, p := range l.ready {
+		if d.inFlight >= perDrain {
+			return
+		}
+		d.inFlight++
+		p.inFlight = true
+		k := call{p: p, uid: p.uid, stage: l.force[p], lost: p.lost}
+		k.namespace, k.name, _ = strings.Cut(p.name, "/")
+		if k.stage == withGrace {
+			k.grace = d.p.mercy(ownGrace(p.pod), d.t.Remaining())
+		}
+		go d.issue(ctx, k)
+	}
+}
+
+// call is what issue needs to know: the plan itself is the drive's alone.
+type call struct {
+	p               *planned // to name it in the result
+	uid             types.UID
+	namespace, name string
+	stage           int
+	grace           int64 // seconds, of a deletion
+	lost            bool
+}
+
+// issue makes one call. It runs beside the others.
+func (d *drive) issue(ctx context.Context, k call) {
+	r := result{p: k.p, stage: k.stage}
+	defer func() { d.results <- r }()
+	if k.lost { // what became of the last call comes first
+		r.found = d.lookAt(ctx, k)
+		return
+	}
+	select {
+	case d.slots <- struct{}{}:
+		defer func() { <-d.slots }()
+	case <-ctx.Done():
+		return
+	}
+	switch {
+	case executor.Halted(ctx, d.t) != "":
+	case k.stage == 0:
+		r.issued = true
+		r.reply, r.stop = d.evictPod(ctx, k)
+	default:
+		r.issued = true
+		r.reply, r.stop = d.deletePod(ctx, k)
+	}
+}
+
+// take books how a call ended.
+func (d *drive) take(r result) {
+	now := d.c.Now()
+	p := r.p
+	d.inFlight--
+	p.inFlight = false
+	if r.found != nil {
+		d.found(p, r.found)
+		return
+	}
+	if !r.issued {
+		return
+	}
+	if r.stop != nil {
+		if r.stop.ErrorCode == "api_unavailable" { // nothing was sent
+			p.refused(&refusal{code: "api_unavailable", rule: "api_server", why: r.stop.Detail}, now, 0)
+			return
+		}
+		d.worst = r.stop
+		return
+	}
+	switch r.reply.Category {
+	case cluster.OK:
+		p.tries, p.refusal = 0, nil
+		if r.stage == 0 { // finer than the deletionTimestamp's seconds
+			p.evicted = now
+		}
+		d.accepted(p, r)
+	case cluster.Timeout, cluster.Conflict: // the pod is read before anything is repeated
+		p.lost = true
+		p.not = now.Add(paceLeast)
+	default:
+		if r.reply.NotFound() {
+			p.isGone, p.gone = true, now
+			return
+		}
+		if p.finished { // it never stands in the way
+			p.not = now.Add(time.Hour)
+			return
+		}
+		all, _ := d.budgets.in(p.pod.Namespace)
+		why := refusalOf(r.reply.Err, p.pod, all)
+		for _, b := range all {
+			if b.key() == why.budget {
+				d.allowances.empty(now, b)
+			}
+		}
+		p.refused(why, now, r.reply.RetryAfter)
+	}
+}
+
+// refused books a refusal and when the pod is asked for again.
+func (p *planned) refused(why *refusal, now time.Time, after time.Duration) {
+	if p.refusal == nil || p.refusal.code != why.code || p.refusal.version != why.version {
+		p.tries = 0
+	}
+	p.tries++
+	p.refusal = why
+	p.not = now.Add(jitter(pace(why.code, p.tries, after)))
+}
+
+// accepted notes a pod that was removed against a rule.
+func (d *drive) accepted(p *planned, r result) {
+	switch {
+	case r.stage > 0:
+		p.stage = r.stage
+		p.forced = d.why(p)
+		d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
+	case p.verdict.unmanaged && !p.noted && !p.finished:
+		p.noted = true
+		p.forced = "evicted, because the drain has force: true; it has no controller, so nothing starts it again"
+		d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
+	}
+}
+
+// rest waits until something may have changed.
+func (d *drive) rest(ctx context.Context, l *look) {
+	timer := time.NewTimer(max(l.next, time.Millisecond))
+	defer timer.Stop()
+	cancelled := d.t.Cancelled
+	if d.t.Step.Cleanup {
+		cancelled = nil
+	}
+	select {
+	case r := <-d.results:
+		d.take(r)
+		for len(d.results) > 0 {
+			d.take(<-d.results)
+		}
+	case <-l.pods:
+	case <-l.node:
+	case <-l.budgets:
+	case <-l.serving:
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-cancelled:
+	}
+}
+
+// handOver tells whether the lease is to be handed back because this agent's own
+// pod is what is left: once, since a lone agent gets it back and has to go itself.
+func (d *drive) handOver() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k := d.handedKey()
+	now := d.c.Now()
+	for op, at := range d.handed {
+		if now.Sub(at) > time.Hour {
+			delete(d.handed, op)
+		}
+	}
+	if _, before := d.handed[k]; before {
+		return false
+	}
+	d.handed[k] = now
+	return true
+}
+
+// isOwn tells whether the pod is the agent's own.
+func (e *drainer) isOwn(p *corev1.Pod) bool { return e.c.PodUID != "" && string(p.UID) == e.c.PodUID }

@@ -1,0 +1,138 @@
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// verdict is what a drain makes of one pod.
+type verdict struct {
+	pod  *corev1.Pod
+	kind string
+	// code and why say what stands in the way for good: no drain with this payload
+	// gets past it.
+	code, why string
+	// unmanaged: nothing starts the pod again, and the payload allows that.
+	unmanaged bool
+	// returns: a replacement may be placed on this node again.
+	returns bool
+}
+
+// Kinds of verdicts.
+const (
+	toEvict  = "evict"
+	stopping = "stopping" // on its way already: it is waited for
+	finished = "finished" // has run to its end: it never stands in the way
+)
+
+func key(p *corev1.Pod) string { return p.Namespace + "/" + p.Name }
+
+// judge sorts a node's pods in the order of kubectl drain: DaemonSet and mirror
+// pods are left alone, finished ones never stand in the way, unmanaged ones and
+// those with local data are refused unless the payload allows them. The verdicts
+// are in the order of eviction. orphans are the pods whose DaemonSet is gone.
+func (p payload) judge(pods []*corev1.Pod, orphans map[types.UID]bool) []verdict {
+	var list []verdict
+	for _, pod := range pods {
+		if !p.about(pod) {
+			continue
+		}
+		owner := metav1.GetControllerOf(pod)
+		daemon := owner != nil && isDaemonSet(owner)
+		v := verdict{pod: pod, kind: toEvict}
+		switch {
+		case isFinished(pod):
+			if daemon {
+				continue
+			}
+			v.kind = finished
+		case daemon && !orphans[pod.UID]:
+			continue
+		case pod.DeletionTimestamp != nil:
+			v.kind = stopping
+		case daemon && !p.Force:
+			v.code, v.why = "orphaned_daemonset_pod", fmt.Sprintf("pod %s is of DaemonSet %s, which is gone: nothing would start it again", key(pod), owner.Name)
+		case owner == nil && !p.Force:
+			v.code, v.why = "unmanaged_pod", fmt.Sprintf("pod %s has no controller: nothing would start it again", key(pod))
+		case hasLocalData(pod) && !p.DeleteEmptyDirData:
+			v.code, v.why = "local_data", fmt.Sprintf("pod %s keeps data in an emptyDir, which would be lost", key(pod))
+		}
+		v.unmanaged = owner == nil || daemon
+		v.returns = !v.unmanaged && v.kind == toEvict && toleratesCordon(pod)
+		list = append(list, v)
+	}
+	slices.SortFunc(list, func(a, b verdict) int { return p.compare(a.pod, b.pod) })
+	return list
+}
+
+// about tells whether the drain is about the pod at all.
+func (p payload) about(pod *corev1.Pod) bool {
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return false
+	}
+	if p.only != nil && !p.only[pod.UID] {
+		return false
+	}
+	return p.selector == nil || p.selector.Matches(labels.Set(pod.Labels))
+}
+
+// compare orders pods by priority, where the payload asks for it, then by name.
+func (p payload) compare(a, b *corev1.Pod) int {
+	if p.Order == orderPriority {
+		if c := int(priority(a)) - int(priority(b)); c != 0 {
+			return c
+		}
+	}
+	return strings.Compare(key(a), key(b))
+}
+
+// priority is what the pod's priority class resolved to at its creation.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/
+func priority(p *corev1.Pod) int32 {
+	if p.Spec.Priority == nil {
+		return 0
+	}
+	return *p.Spec.Priority
+}
+
+func isFinished(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+}
+
+func isDaemonSet(o *metav1.OwnerReference) bool {
+	return o.Kind == "DaemonSet" && strings.HasPrefix(o.APIVersion, "apps/")
+}
+
+func hasLocalData(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.EmptyDir != nil })
+}
+
+// toleratesCordon tells whether the scheduler may place such a pod on a cordoned
+// node: the cordon is to it a taint of this name.
+// https://kubernetes.io/docs/reference/labels-annotations-taints/#node-kubernetes-io-unschedulable
+func toleratesCordon(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Spec.Tolerations, func(t corev1.Toleration) bool {
+		return (t.Effect == "" || t.Effect == corev1.TaintEffectNoSchedule) &&
+			(t.Key == corev1.TaintNodeUnschedulable || t.Key == "" && t.Operator == corev1.TolerationOpExists)
+	})
+}
+
+// lasting lists the finalizers that nothing is known to remove by itself: the
+// Job controller and the garbage collector remove theirs.
+func lasting(p *corev1.Pod) []string {
+	var list []string
+	for _, f := range p.Finalizers {
+		switch f {
+		case "batch.kubernetes.io/job-tracking", metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents:
+		default:
+			list = append(list, f)
+		}
+	}
+	return list
+}

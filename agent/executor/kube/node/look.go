@@ -1,0 +1,457 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// look is one look at a node that is being drained.
+type look struct {
+	total, gone, forced int
+	waiting             []*planned // not gone, in the order of eviction
+	ready               []*planned // may be called for now
+	force               map[*planned]int
+	holds               []held
+	onlyOwn             bool // what is left is the agent's own pod, untouched
+	pending             bool // a pod of the plan is neither gone nor on its way
+	next                time.Duration
+	services            map[types.UID]string // that stopping pods still serve
+
+	pods, node, budgets, serving <-chan struct{}
+}
+
+// held is what keeps one pod, or the drain.
+type held struct {
+	hold
+	resource string
+	pod      *planned
+}
+
+// first is the worst that holds the drain up.
+func (l *look) first() *held {
+	if len(l.holds) == 0 {
+		return nil
+	}
+	return &l.holds[0]
+}
+
+func (l *look) done(gone bool) bool {
+	if gone {
+		return len(l.waiting) == 0 && len(l.ready) == 0 && len(l.holds) == 0
+	}
+	return !l.pending && len(l.ready) == 0
+}
+
+// open reads node and pods as far as they are not known, fences older leases off,
+// and makes the plan.
+func (d *drive) open(ctx context.Context) *executor.Outcome {
+	s, a := d.s, d.t.Assignment
+	s.mu.Lock()
+	if s.idle != nil {
+		s.idle.Stop()
+		s.idle = nil
+	}
+	n, at := s.node, s.nodeAt
+	s.mu.Unlock()
+	if n == nil || d.c.Now().Sub(at) > fresh {
+		var code, why string
+		var err error
+		if n, code, why, err = d.read(ctx, a); err != nil {
+			return unsurveyed(err)
+		}
+		if code != "" {
+			o := executor.Permanent(code, why)
+			return &o
+		}
+	}
+	if !n.Spec.Unschedulable {
+		o := executor.Permanent("uncordoned_externally", uncordoned(n.Name))
+		return &o
+	}
+	if code, why, err := d.narrow(ctx, &d.p, n); err != nil {
+		return unsurveyed(err)
+	} else if code != "" {
+		o := executor.Permanent(code, why)
+		return &o
+	}
+	d.budgets = d.drainer.budgets.acquire()
+	if err := d.openPods(ctx, n); err != nil {
+		return unsurveyed(err)
+	}
+	if s.plan == nil {
+		if stop := d.makePlan(ctx, n); stop != nil {
+			return stop
+		}
+	}
+	n, stop := d.rely(ctx, d.t, n, func(n *corev1.Node) map[string]*string {
+		if readRecord(n, a) != nil {
+			return nil
+		}
+		s.record.Planned = d.c.Now().UTC()
+		text := s.record.encode()
+		return map[string]*string{annotationDrain: &text}
+	})
+	if stop != nil {
+		return stop
+	}
+	if !n.Spec.Unschedulable {
+		o := executor.Permanent("uncordoned_externally", uncordoned(n.Name))
+		return &o
+	}
+	s.mu.Lock()
+	s.node, s.nodeAt = n, d.c.Now()
+	s.mu.Unlock()
+	return nil
+}
+
+func uncordoned(name string) string {
+	return fmt.Sprintf("node %s was uncordoned by somebody else during the drain", name)
+}
+
+// openPods makes sure that the node's pods are watched, from a list that is at hand
+// if it is fresh.
+func (d *drive) openPods(ctx context.Context, n *corev1.Node) error {
+	s := d.s
+	s.mu.Lock()
+	running := s.pods != nil && s.endPods != nil
+	seeded := s.pods != nil && s.endPods == nil && d.c.Now().Sub(s.podsAt) < fresh
+	s.mu.Unlock()
+	if running {
+		return nil
+	}
+	var items []runtime.Object
+	var version string
+	if !seeded {
+		var err error
+		if items, version, err = d.list(ctx, n.Name); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !seeded {
+		s.pods = newFeed(podsOf(d.c, n.Name), takePod)
+		s.pods.seed(items, version)
+	}
+	run, end := context.WithCancel(cluster.Operation(context.Background(), d.t.Assignment))
+	s.endPods = end
+	go s.pods.run(run)
+	return nil
+}
+
+// makePlan decides which pods the drain is about. What an earlier lease of the run
+// left on the node comes first: a pod of it that is no longer there is gone.
+func (d *drive) makePlan(ctx context.Context, n *corev1.Node) *executor.Outcome {
+	s := d.s
+	plan := map[types.UID]*planned{}
+	old := readRecord(n, d.t.Assignment)
+	if old != nil && d.p.only == nil {
+		for uid, name := range old.Pods {
+			plan[types.UID(uid)] = &planned{uid: types.UID(uid), name: name}
+		}
+	}
+	if old != nil && (s.record == nil || s.record.Planned.IsZero()) {
+		s.record = old
+	}
+	s.plan = plan
+	if stop := d.adopt(ctx, old == nil || old.Cut); stop != nil {
+		s.plan = nil
+		return stop
+	}
+	for _, p := range plan {
+		if p.pod == nil {
+			p.isGone = true // before this lease looked
+		}
+	}
+	if s.record == nil {
+		s.record = &record{Operation: d.t.Assignment.Operation, Run: d.t.Assignment.Run, Began: s.began.UTC(), Planned: d.c.Now().UTC(), Pods: map[string]string{}}
+		for uid, p := range plan {
+			s.record.Pods[string(uid)] = p.name
+		}
+	}
+	return nil
+}
+
+// adopt takes the pods that are on the node into the plan: all of them, or those
+// that could only come by the cordon's being late. A pod that tolerates the cordon
+// and came after the plan is left alone: its replacement would come as well.
+func (d *drive) adopt(ctx context.Context, all bool) *executor.Outcome {
+	s := d.s
+	pods, _ := s.pods.in("")
+	news := false
+	for _, pod := range pods {
+		if p := s.plan[pod.UID]; p == nil || p.pod == nil {
+			if _, came := s.came[pod.UID]; !came {
+				news = true
+			}
+		}
+	}
+	if !news {
+		return nil
+	}
+	sv := &survey{pods: pods}
+	if err := d.judge(ctx, d.p, sv); err != nil {
+		return unsurveyed(err)
+	}
+	for _, v := range sv.verdicts {
+		p := s.plan[v.pod.UID]
+		switch {
+		case p != nil && p.pod != nil:
+			continue
+		case p == nil && s.came[v.pod.UID] != "":
+			continue
+		case p == nil && !all && (v.kind == finished || toleratesCordon(v.pod)):
+			s.came[v.pod.UID] = key(v.pod)
+			if v.kind != finished {
+				d.t.Note("came_after", fmt.Sprintf("pod %s (%s) tolerates the cordon and came after the plan: it is left alone", key(v.pod), v.pod.UID))
+			}
+			continue
+		case v.code != "": // it came after preflight
+			o := executor.Permanent(v.code, v.why)
+			return &o
+		}
+		if p == nil {
+			p = &planned{uid: v.pod.UID}
+			s.plan[v.pod.UID] = p
+		}
+		p.name, p.pod, p.verdict, p.finished, p.isGone = key(v.pod), v.pod, v, v.kind == finished, false
+	}
+	for _, pod := range pods { // what the drain is not about is not looked at again
+		if s.plan[pod.UID] == nil && s.came[pod.UID] == "" {
+			s.came[pod.UID] = key(pod)
+		}
+	}
+	d.waves()
+	return nil
+}
+
+// waves numbers the pods by the order in which they go: by priority if the payload
+// asks for it, the agent's own pod after all others.
+func (d *drive) waves() {
+	var levels []int32
+	for _, p := range d.s.plan {
+		if p.pod != nil && p.left() && !slices.Contains(levels, priority(p.pod)) {
+			levels = append(levels, priority(p.pod))
+		}
+	}
+	slices.Sort(levels)
+	for _, p := range d.s.plan {
+		if p.pod == nil {
+			continue
+		}
+		p.wave = 0
+		if d.p.Order == orderPriority {
+			p.wave, _ = slices.BinarySearch(levels, priority(p.pod))
+		}
+		if d.isOwn(p.pod) {
+			p.wave = len(levels) + 1
+		}
+	}
+}
+
+// look reads what has become of node and pods, and says what may be done.
+func (d *drive) look(ctx context.Context) (*look, *executor.Outcome) {
+	l := &look{force: map[*planned]int{}, next: heartbeat}
+	if stop := d.lookNode(l); stop != nil {
+		return l, stop
+	}
+	if stop := d.lookPods(ctx, l); stop != nil {
+		return l, stop
+	}
+	d.lookServing(l)
+	if stop := d.lookRules(l); stop != nil {
+		return l, stop
+	}
+	slices.SortStableFunc(l.holds, func(a, b held) int { return severity[a.code] - severity[b.code] })
+	return l, nil
+}
+
+// lookNode watches the node once the drive lasts.
+func (d *drive) lookNode(l *look) *executor.Outcome {
+	s := d.s
+	s.mu.Lock()
+	if s.nodes == nil {
+		if wait := watchNodeAfter - time.Since(d.begun); wait > 0 {
+			s.mu.Unlock()
+			l.wake(wait)
+			return nil
+		}
+		s.nodes = newFeed(nodeNamed(d.c, s.node.Name), takeNode)
+		var run context.Context
+		run, s.endNodes = context.WithCancel(cluster.Operation(context.Background(), d.t.Assignment))
+		go s.nodes.run(run)
+	}
+	feed := s.nodes
+	s.mu.Unlock()
+	listed, err, _, _ := feed.state()
+	found, changed := feed.in("")
+	l.node = changed
+	if err != nil {
+		if o := broken(err); o.ErrorCode == "forbidden" {
+			return &o
+		}
+	}
+	if !listed {
+		return nil
+	}
+	if len(found) == 0 {
+		code, why := absent(d.t.Assignment)
+		o := executor.Permanent(code, why)
+		return &o
+	}
+	n := found[0]
+	if n.UID != s.node.UID {
+		o := executor.Permanent("node_replaced", fmt.Sprintf("node %s is another one now (%s, not %s)", n.Name, n.UID, s.node.UID))
+		return &o
+	}
+	if on, ok := cluster.ReadMark(n.Annotations); ok && on.Stale(cluster.MarkOf(d.t)) {
+		o := outdated(on)
+		return &o
+	}
+	if !n.Spec.Unschedulable {
+		o := executor.Permanent("uncordoned_externally", uncordoned(n.Name))
+		return &o
+	}
+	s.mu.Lock()
+	s.node, s.nodeAt = n, d.c.Now()
+	s.mu.Unlock()
+	return nil
+}
+
+// lookPods takes over what the watch has brought.
+func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
+	s := d.s
+	_, err, since, _ := s.pods.state()
+	pods, changed := s.pods.in("")
+	l.pods = changed
+	if err != nil {
+		if o := broken(err); o.ErrorCode == "forbidden" {
+			return &o
+		}
+		l.hold("api_unavailable", "cluster", "api_server", fmt.Sprintf("the API server does not answer since %s: %v", since.UTC().Format(time.RFC3339), err), nil)
+	}
+	on := make(map[types.UID]*corev1.Pod, len(pods))
+	for _, pod := range pods {
+		on[pod.UID] = pod
+	}
+	if strangers(on, s) {
+		// A node of this name that is not ours, or is no longer cordoned, has pods
+		// that the drain is not about.
+		n, code, why, err := d.read(ctx, d.t.Assignment)
+		switch {
+		case err != nil:
+			return unsurveyed(err)
+		case code != "":
+			o := executor.Permanent(code, why)
+			return &o
+		case n.UID != s.node.UID:
+			o := executor.Permanent("node_replaced", fmt.Sprintf("node %s is another one now (%s, not %s)", n.Name, n.UID, s.node.UID))
+			return &o
+		case !n.Spec.Unschedulable:
+			o := executor.Permanent("uncordoned_externally", uncordoned(n.Name))
+			return &o
+		}
+		if stop := d.adopt(ctx, false); stop != nil {
+			return stop
+		}
+	}
+	for _, p := range s.plan {
+		pod := on[p.uid]
+		switch {
+		case pod == nil && !p.isGone:
+			p.isGone, p.gone = true, d.c.Now()
+		case pod != nil && (p.pod == nil || p.pod.ResourceVersion != pod.ResourceVersion):
+			if p.terminating() && pod.DeletionTimestamp == nil {
+				break // the read after a lost answer was newer
+			}
+			p.pod = pod
+			if p.terminating() {
+				p.lost = false
+				if p.evicted.IsZero() {
+					p.evicted = askedAt(pod)
+				}
+			}
+			if isFinished(pod) && !p.terminating() {
+				p.finished = true
+			}
+		}
+	}
+	for _, p := range sorted(s.plan, d.p) {
+		if p.finished {
+			continue
+		}
+		l.total++
+		if p.forced != "" {
+			l.forced++
+		}
+		if p.isGone {
+			l.gone++
+			continue
+		}
+		l.waiting = append(l.waiting, p)
+	}
+	return nil
+}
+
+// strangers tells whether there are pods that no look has judged yet.
+func strangers(on map[types.UID]*corev1.Pod, s *session) bool {
+	for uid := range on {
+		if s.plan[uid] == nil && s.came[uid] == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// sorted is the plan in the order of eviction.
+func sorted(plan map[types.UID]*planned, p payload) []*planned {
+	list := make([]*planned, 0, len(plan))
+	for _, x := range plan {
+		list = append(list, x)
+	}
+	slices.SortFunc(list, func(a, b *planned) int {
+		if a.wave != b.wave {
+			return a.wave - b.wave
+		}
+		return strings.Compare(a.name, b.name)
+	})
+	return list
+}
+
+func (l *look) wake(d time.Duration) { l.next = min(l.next, max(d, 0)) }
+
+func (l *look) hold(code, resource, rule, why string, p *planned) {
+	l.holds = append(l.holds, held{hold{code: code, rule: rule, why: why}, resource, p})
+}
+
+// ahead adds to blockers what will become of them at the deadline.
+func ahead(t *executor.Task, p payload, list []protocol.Blocker) []protocol.Blocker {
+	out := make([]protocol.Blocker, len(list))
+	for i, b := range list {
+		out[i] = b
+		out[i].Detail += atDeadline(t, p)
+	}
+	return out
+}
+
+func atDeadline(t *executor.Task, p payload) string {
+	if t.Assignment.Deadline.IsZero() {
+		return ""
+	}
+	at := t.Assignment.Deadline.UTC()
+	if p.OnDeadline == onDeadlineForce {
+		return fmt.Sprintf("; from %s on what is left is deleted past its rules", at.Add(-p.window()).Format(time.RFC3339))
+	}
+	return fmt.Sprintf("; at the deadline, %s, the drain stops and leaves it as it is", at.Format(time.RFC3339))
+}

@@ -1,0 +1,230 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// observedFor is how long what confirm read counts as what was observed at the end.
+const observedFor = 2 * time.Second
+
+// observe describes the node after a cordon or an uncordon.
+func (e *nodes) observe(ctx context.Context, a *protocol.Assignment, end *executor.Ending) {
+	n, code, detail, err := e.read(cluster.Operation(ctx, a), a)
+	switch {
+	case err != nil:
+		end.Message = "the node could not be read: " + err.Error()
+	case code != "":
+		end.Message = detail
+	default:
+		e.tellNode(a, end, n, -1, n.ResourceVersion)
+	}
+}
+
+// tellNode says whether the node is cordoned, and what of that is left behind.
+// pods of -1 are not known.
+func (e *nodes) tellNode(a *protocol.Assignment, end *executor.Ending, n *corev1.Node, pods int, version string) {
+	end.Observed = &protocol.Inventory{Nodes: []protocol.Node{e.describe(n, pods, version)}}
+	end.Message = "node is cordoned"
+	if !n.Spec.Unschedulable {
+		end.Message = "node is schedulable"
+	}
+	if !unknown(a, "cordon") && !unknown(a, "uncordon") && !unknown(a, "restore") {
+		end.Verified = append(end.Verified, end.Message)
+	}
+	if ours(CordonOf(n), a.Operation) && !cameThrough(a) {
+		by := "cordon"
+		if s := stepNamed(a, "restore"); s.ID != "" {
+			by = s.Name // it was to lift the cordon
+		}
+		leave(a, end, by, fmt.Sprintf("node %s is left cordoned by this operation", n.Name))
+	}
+}
+
+// describe words the node for the plane's inventory.
+func (e *nodes) describe(n *corev1.Node, pods int, version string) protocol.Node {
+	if e.o.Describe != nil {
+		return e.o.Describe(n, pods)
+	}
+	rv, _ := strconv.ParseInt(version, 10, 64) // one that is no number is older than any
+	return protocol.Node{UID: string(n.UID), Name: n.Name, Revision: rv << 10, Schedulable: !n.Spec.Unschedulable,
+		Ready: slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}), Cordon: CordonOf(n), Labels: maps.Clone(n.Labels), GPUs: GPUs(n), Pods: max(pods, 0)}
+}
+
+// GPUs counts the GPUs that the node's device plugins offer.
+// https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/
+func GPUs(n *corev1.Node) int {
+	var total resource.Quantity
+	for name, q := range n.Status.Capacity {
+		if strings.HasSuffix(string(name), "/gpu") || name == "gpu.intel.com/i915" || name == "gpu.intel.com/xe" {
+			total.Add(q)
+		}
+	}
+	return int(total.Value())
+}
+
+// stepNamed finds a step of the plan; one that is not in it has no id.
+func stepNamed(a *protocol.Assignment, name string) protocol.Step {
+	for _, s := range a.Steps {
+		if s.Name == name {
+			return s
+		}
+	}
+	return protocol.Step{PlanStep: operation.PlanStep{Name: name}}
+}
+
+// unknown tells whether nobody knows what became of a step: what it was to bring
+// about is not claimed as verified then.
+func unknown(a *protocol.Assignment, step string) bool {
+	return stepNamed(a, step).Phase == operation.StepUnknown
+}
+
+// cameThrough tells whether every step that success needs succeeded.
+func cameThrough(a *protocol.Assignment) bool {
+	for _, s := range a.Steps {
+		if s.Required && !s.Cleanup && s.Phase != operation.StepSucceeded {
+			return false
+		}
+	}
+	return true
+}
+
+// leave says that something is left behind of what a step was to do, in the plan's
+// own words for the resource. A step that is unknown is listed as that.
+func leave(a *protocol.Assignment, end *executor.Ending, step, detail string) {
+	s := stepNamed(a, step)
+	if s.Phase == operation.StepUnknown {
+		return
+	}
+	r := operation.Residual{StepID: s.ID, Step: s.Name, Resource: a.TargetID, Detail: detail}
+	if len(s.Resources) > 0 {
+		r.Resource = s.Resources[0]
+	}
+	end.Residual = append(end.Residual, r)
+}
+
+// maxNamed bounds how many pods a residual names.
+const maxNamed = 10
+
+func leavePods(a *protocol.Assignment, end *executor.Ending, step, what string, pods []string) {
+	if n := len(pods); n > maxNamed {
+		pods = append(pods[:maxNamed:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
+	}
+	if len(pods) > 0 {
+		leave(a, end, step, what+": "+strings.Join(pods, "; "))
+	}
+}
+
+// observeDrain describes the node and what became of each planned pod.
+func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end *executor.Ending) {
+	ctx = cluster.Operation(ctx, a)
+	s := e.session(a, false)
+	r := e.lastReading(s)
+	if r == nil {
+		n, code, detail, err := e.read(ctx, a)
+		if err != nil {
+			end.Message = "the node could not be read: " + err.Error()
+			return
+		}
+		if code != "" {
+			end.Message = detail
+			end.Details = e.details(s, nil, nil, nil).encode()
+			return
+		}
+		items, version, err := e.list(ctx, n.Name)
+		if err != nil {
+			end.Message = "the node's pods could not be read: " + err.Error()
+			return
+		}
+		r = &reading{node: n, pods: asPods(items), version: version, at: e.c.Now()}
+	}
+	if s != nil && s.node != nil && s.node.UID != r.node.UID {
+		end.Message = fmt.Sprintf("node %s is another one now (%s, not %s)", r.node.Name, r.node.UID, s.node.UID)
+		return
+	}
+	e.tellNode(a, end, r.node, len(r.pods), r.version)
+	cordon := end.Message
+	end.NotVerified = append(end.NotVerified, "application readiness")
+	if c := CordonOf(r.node); c != nil && !ours(c, a.Operation) {
+		end.Verified = append(end.Verified, "the cordon is not this operation's: "+describe(c))
+	}
+	d := e.details(s, readRecord(r.node, a), r, a)
+	end.Details = d.encode()
+	e.tellPods(a, end, d)
+	switch c := d.Counts; {
+	case c.Planned > 0:
+		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, c.Gone, c.Planned, countForced(c.Forced))
+	case cameThrough(a):
+		end.Message = cordon + ", it had no pods to evict"
+	default:
+		end.Message = cordon + ", no eviction was planned"
+	}
+}
+
+func (e *drainer) lastReading(s *session) *reading {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.final == nil || e.c.Now().Sub(s.final.at) > observedFor {
+		return nil
+	}
+	return s.final
+}
+
+// tellPods says what is verified of the planned pods, and which are left behind.
+func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *details) {
+	var kept, stop []string
+	for _, o := range d.Pods {
+		switch o.Outcome {
+		case outcomeStopping:
+			stop = append(stop, fmt.Sprintf("pod %s (%s)", o.Pod, o.Detail))
+		case outcomeLeft:
+			kept = append(kept, "pod "+o.Pod)
+		}
+		if o.Dangling != "" {
+			end.NotVerified = append(end.NotVerified, fmt.Sprintf("that service %s sends nothing to pod %s any more", o.Dangling, o.Pod))
+		}
+	}
+	if d.Counts.Planned > 0 || cameThrough(a) {
+		end.Verified = append(end.Verified, fmt.Sprintf("%d planned pods gone by UID", d.Counts.Gone))
+	}
+	if d.Counts.CameAfter > 0 {
+		end.NotVerified = append(end.NotVerified, fmt.Sprintf("an empty node: %d pods that tolerate the cordon came after the plan", d.Counts.CameAfter))
+	}
+	leavePods(a, end, "evict", "not evicted", kept)
+	leavePods(a, end, "wait", "evicted and still there", stop)
+}
+
+// MarshalJSON bounds: see encode.
+func (d *details) encode() json.RawMessage {
+	b, _ := json.Marshal(d) // plain values always marshal
+	if len(b) <= protocol.MaxDetailsBytes {
+		return b
+	}
+	all := d.Pods
+	slices.SortStableFunc(all, func(a, b podOutcome) int { return outcomeRank(a.Outcome) - outcomeRank(b.Outcome) })
+	for len(b) > protocol.MaxDetailsBytes && len(d.Pods) > 0 { // the ones that went well are left out first
+		d.Pods = d.Pods[:len(d.Pods)*3/4]
+		d.Omitted = len(all) - len(d.Pods)
+		b, _ = json.Marshal(d)
+	}
+	return b
+}

@@ -1,0 +1,133 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// fieldManager is under what name the API server books the agent's patches.
+// https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management
+const fieldManager = cluster.ManagedBy
+
+// annotationDrain keeps the record of a drain on its node.
+const annotationDrain = "opsplane.io/drain"
+
+// CordonOf tells whose a node's cordon is, nil for a node that is schedulable.
+//
+// The annotation alone proves nothing: it stays behind when a person uncordons the
+// node with other tools and later cordons it again. So the API server's own books
+// decide where it keeps them: whoever set spec.unschedulable owns it.
+func CordonOf(n *corev1.Node) *protocol.Cordon {
+	if !n.Spec.Unschedulable {
+		return nil
+	}
+	manager, at := setBy(n)
+	var c protocol.Cordon
+	if json.Unmarshal([]byte(n.Annotations[cluster.AnnotationCordon]), &c) == nil && c.Owner == "opsplane" &&
+		(manager == "" || manager == fieldManager) {
+		return &c
+	}
+	return &protocol.Cordon{Owner: "external", By: manager, Since: at}
+}
+
+// setBy reads who set spec.unschedulable, and when; "" when the node does not tell.
+func setBy(n *corev1.Node) (manager string, at time.Time) {
+	for _, f := range n.ManagedFields {
+		if f.FieldsV1 == nil || f.Subresource != "" {
+			continue
+		}
+		var set struct {
+			Spec map[string]json.RawMessage `json:"f:spec"`
+		}
+		if json.Unmarshal(f.FieldsV1.GetRawBytes(), &set) != nil {
+			continue
+		}
+		if _, owns := set.Spec["f:unschedulable"]; owns {
+			if f.Time != nil {
+				at = f.Time.UTC()
+			}
+			return f.Manager, at
+		}
+	}
+	return "", time.Time{}
+}
+
+func describe(c *protocol.Cordon) string {
+	if c == nil || *c == (protocol.Cordon{Owner: "external"}) {
+		return "nobody knows whom"
+	}
+	s := c.Owner
+	if c.By != "" {
+		s += " " + c.By
+	}
+	if c.Reason != "" {
+		s += " (" + c.Reason + ")"
+	}
+	if !c.Since.IsZero() {
+		s += " since " + c.Since.UTC().Format(time.RFC3339)
+	}
+	return s
+}
+
+// ours tells whether the cordon was placed by the operation.
+func ours(c *protocol.Cordon, operation string) bool {
+	return c != nil && c.Owner == "opsplane" && c.Operation == operation
+}
+
+// record is what a drain keeps on its node for whoever comes after.
+type record struct {
+	Operation string    `json:"operation"`
+	Run       int       `json:"run"`
+	Began     time.Time `json:"began"`   // the preflight
+	Planned   time.Time `json:"planned"` // the cordon, or when the node was found cordoned
+	// Pods names the planned pods by UID; the names are left out when there are
+	// too many.
+	Pods map[string]string `json:"pods"`
+	// Cut: there were too many pods even for their UIDs.
+	Cut bool `json:"cut,omitempty"`
+}
+
+// maxRecord bounds the annotation: all of an object's annotations share 256 KiB.
+// https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/
+const maxRecord = 64 << 10
+
+func (r record) encode() string {
+	b, _ := json.Marshal(r) // plain values always marshal
+	if len(b) > maxRecord {
+		names := r.Pods
+		r.Pods = make(map[string]string, len(names))
+		for uid := range names {
+			r.Pods[uid] = ""
+		}
+		b, _ = json.Marshal(r)
+	}
+	if len(b) > maxRecord {
+		r.Pods, r.Cut = nil, true
+		b, _ = json.Marshal(r)
+	}
+	return string(b)
+}
+
+// readRecord reads what an earlier lease of the same run left on the node. What
+// cannot be read is none.
+func readRecord(n *corev1.Node, a *protocol.Assignment) *record {
+	var r record
+	err := json.Unmarshal([]byte(n.Annotations[annotationDrain]), &r)
+	if err != nil || r.Operation != a.Operation || r.Run != a.Run || r.Planned.IsZero() {
+		return nil
+	}
+	return &r
+}
+
+func countForced(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d forced", n)
+}

@@ -1,0 +1,179 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+const (
+	// maxConflicts bounds how often a patch is tried in one go against a node that
+	// others write to at the same time.
+	maxConflicts = 20
+	// apiPause is between two tries while the API server does not answer.
+	apiPause = 500 * time.Millisecond
+	// mostAfter bounds how long a wait that the API server asks for is kept to.
+	mostAfter = 10 * time.Second
+)
+
+// change is what a patch sets: schedulable or not (nil: as it is) and annotations
+// (nil: removed).
+type change struct {
+	unschedulable *bool
+	annotations   map[string]*string
+}
+
+// wish judges a node as it was read: nothing is to be done (done says why), the
+// step is over (stop), or set is to be patched in.
+type wish struct {
+	done string
+	stop *executor.Outcome
+	set  change
+}
+
+func stopped(code, detail string) wish {
+	o := executor.Permanent(code, detail)
+	return wish{stop: &o}
+}
+
+// patch is an effect of kind (a): it is conditional on the resourceVersion that
+// was read before the fence and carries the mark of the lease. A lost answer is
+// settled by reading: had the patch gone through, the node carries the mark; if it
+// still comes, its resourceVersion is old. have is the node as it was just read,
+// or nil. The node is returned as the API server answered it.
+func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *corev1.Node, judge func(n *corev1.Node) wish) (*corev1.Node, executor.Outcome) {
+	n := have
+	for range maxConflicts {
+		if n == nil {
+			var code, detail string
+			var err error
+			if n, code, detail, err = e.read(ctx, t.Assignment); err != nil {
+				return nil, broken(err)
+			}
+			if code != "" {
+				return nil, executor.Permanent(code, detail)
+			}
+		}
+		w := judge(n)
+		if w.stop != nil {
+			return n, *w.stop
+		}
+		if w.done != "" {
+			return n, executor.Done(w.done)
+		}
+		if on, ok := cluster.ReadMark(n.Annotations); ok && on.Stale(cluster.MarkOf(t)) {
+			return n, outdated(on)
+		}
+		if s := executor.Halted(ctx, t); s != "" {
+			return n, executor.Waiting(s, fmt.Sprintf("stopped before %s of node %s", what, n.Name))
+		}
+		body, err := w.set.body(n, cluster.MarkOf(t))
+		if err != nil {
+			return n, executor.Permanent("invalid_payload", err.Error())
+		}
+		var after *corev1.Node
+		r, stop := e.c.Repeatable(ctx, t, what, "node/"+string(n.UID), n.Name, func(ctx context.Context) error {
+			var err error
+			after, err = e.c.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
+			return err
+		})
+		if stop != nil {
+			return n, patient(*stop)
+		}
+		switch r.Category {
+		case cluster.OK:
+			return after, executor.Done(fmt.Sprintf("%s of node %s accepted", what, n.Name))
+		case cluster.Conflict:
+		case cluster.Throttled, cluster.Timeout:
+			if s := executor.Wait(ctx, t, min(max(r.RetryAfter, apiPause), mostAfter)); s != "" {
+				return n, unanswered(r, s, what, n.Name)
+			}
+		case cluster.Refused:
+			if !r.NotFound() {
+				o := executor.Permanent("refused", fmt.Sprintf("%s of node %s was refused: %v", what, n.Name, r.Err))
+				o.CommandID = r.Command
+				return n, o
+			}
+		default:
+			o := executor.Transient("api_error", fmt.Sprintf("%s of node %s: %v", what, n.Name, r.Err))
+			o.CommandID = r.Command
+			return n, o
+		}
+		n = nil
+	}
+	return nil, executor.Transient("conflict", "the node is written to all the time")
+}
+
+// unanswered ends a patch that was interrupted: one whose answer was lost may
+// have been done.
+func unanswered(r cluster.Reply, why, what, name string) executor.Outcome {
+	o := executor.Waiting(why, fmt.Sprintf("stopped before %s of node %s", what, name))
+	if r.Category == cluster.Timeout {
+		o = executor.Ambiguous(fmt.Sprintf("%s of node %s: the answer never came", what, name))
+	}
+	o.CommandID = r.Command
+	return o
+}
+
+// outdated is the outcome of a lease that a newer one has overtaken.
+func outdated(on cluster.Mark) executor.Outcome {
+	o := executor.Transient("fenced", fmt.Sprintf("nothing was issued: generation %d of %s is newer", on.Generation, on.Operation))
+	_, o.ActionCode, o.ActionText = executor.Action("interrupted")
+	return o
+}
+
+// body is a JSON merge patch (RFC 7386) that the API server refuses with a 409
+// when the node is no longer at the resourceVersion that was read.
+func (c change) body(n *corev1.Node, m cluster.Mark) ([]byte, error) {
+	annotations := map[string]*string{}
+	for k, v := range c.annotations {
+		annotations[k] = v
+	}
+	mark := m.String()
+	annotations[cluster.AnnotationMark] = &mark
+	p := map[string]any{"metadata": map[string]any{"resourceVersion": n.ResourceVersion, "annotations": annotations}}
+	if c.unschedulable != nil {
+		spec := map[string]any{"unschedulable": nil}
+		if *c.unschedulable {
+			spec["unschedulable"] = true
+		}
+		p["spec"] = spec
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		return nil, fmt.Errorf("encode the patch of node %s: %w", n.Name, err)
+	}
+	return b, nil
+}
+
+// rely makes the node carry the mark of this lease before the step goes by what an
+// earlier one left there: from then on no patch of an older holder can land.
+// Generation 1 has no predecessor. extra is written with it.
+func (e *nodes) rely(ctx context.Context, t *executor.Task, have *corev1.Node, extra func(n *corev1.Node) map[string]*string) (*corev1.Node, *executor.Outcome) {
+	if t.Assignment.Generation <= 1 {
+		return have, nil
+	}
+	n, o := e.patch(ctx, t, "mark", have, func(n *corev1.Node) wish {
+		if on, ok := cluster.ReadMark(n.Annotations); ok && on == cluster.MarkOf(t) {
+			return wish{done: "the node carries the mark"}
+		}
+		w := wish{}
+		if extra != nil {
+			w.set.annotations = extra(n)
+		}
+		return w
+	})
+	if o.Class != operation.OutcomeDone {
+		return n, &o
+	}
+	return n, nil
+}

@@ -1,0 +1,157 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// preflight judges every pod before anything is touched.
+func (e *drainer) preflight(ctx context.Context, t *executor.Task, s *session) executor.Outcome {
+	p, err := readPayload(t.Assignment)
+	if err != nil {
+		return executor.Permanent("invalid_payload", err.Error())
+	}
+	n, code, detail, err := e.read(ctx, t.Assignment)
+	if err != nil {
+		return broken(err)
+	}
+	if code != "" {
+		return executor.Permanent(code, detail)
+	}
+	if code, detail, err = e.narrow(ctx, &p, n); err != nil {
+		return broken(err)
+	}
+	if code != "" {
+		return executor.Permanent(code, detail)
+	}
+	sv, blockers, err := e.meet(ctx, p, n)
+	if err != nil {
+		return broken(err)
+	}
+	if code, detail = sv.refusal(p); code != "" {
+		t.Blocked(blockers)
+		return executor.Permanent(code, detail)
+	}
+	t.Blocked(ahead(t, p, blockers))
+	for _, b := range blockers { // what may pass, or be waited for
+		t.Note("blocker", b.Resource+": "+b.Detail)
+	}
+	s.mu.Lock()
+	s.node, s.nodeAt = n, e.c.Now()
+	s.pods, s.podsAt = newFeed(podsOf(e.c, n.Name), takePod), e.c.Now()
+	s.pods.seed(sv.listed, sv.version)
+	s.record = newRecord(t, s, sv.verdicts)
+	s.mu.Unlock()
+	return executor.Done(fmt.Sprintf("%d pods to evict from node %s", count(sv.verdicts), n.Name))
+}
+
+func count(verdicts []verdict) (n int) {
+	for _, v := range verdicts {
+		if v.kind != finished {
+			n++
+		}
+	}
+	return n
+}
+
+// newRecord is the plan as it is kept on the node.
+func newRecord(t *executor.Task, s *session, verdicts []verdict) *record {
+	r := &record{Operation: t.Assignment.Operation, Run: t.Assignment.Run, Began: s.began.UTC(), Pods: map[string]string{}}
+	for _, v := range verdicts {
+		r.Pods[string(v.pod.UID)] = key(v.pod)
+	}
+	return r
+}
+
+// meet surveys the node and lists everything that a drain of it would meet now, the
+// worst first.
+func (e *drainer) meet(ctx context.Context, p payload, n *corev1.Node) (*survey, []protocol.Blocker, error) {
+	sv, err := e.survey(ctx, p, n.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	refused, err := e.rehearse(ctx, p, sv)
+	if err != nil {
+		return nil, nil, err
+	}
+	return sv, sv.blockers(n, e.c.Now, refused), nil
+}
+
+// maxBlockers bounds what one look tells.
+const maxBlockers = 200
+
+func (s *survey) blockers(n *corev1.Node, now clock, refused map[types.UID]*refusal) []protocol.Blocker {
+	list := []protocol.Blocker{}
+	add := func(code, resource, rule, detail string) {
+		list = append(list, protocol.Blocker{Code: code, Resource: resource, Rule: rule, Detail: detail})
+	}
+	if lost, since := unreachable(n, now()); lost {
+		add("node_unreachable", "node/"+n.Name, "", nodeUnreachable(n, since))
+	}
+	for _, v := range s.verdicts {
+		name := "pod/" + key(v.pod)
+		if v.code != "" {
+			add(v.code, name, "", v.why)
+		}
+		for _, f := range lasting(v.pod) {
+			if v.kind != finished {
+				add("finalizer", name, f, fmt.Sprintf("pod %s has the finalizer %s: it stays until that is removed", key(v.pod), f))
+			}
+		}
+		if v.kind != toEvict {
+			continue
+		}
+		if h := rule(s.budgets, v.pod); h != nil {
+			add(h.code, name, h.rule, h.why)
+		} else if r := refused[v.pod.UID]; r != nil {
+			add(r.code, name, r.rule, r.why)
+		}
+		if v.returns {
+			add("tolerates_cordon", name, "toleration/"+corev1.TaintNodeUnschedulable,
+				fmt.Sprintf("pod %s tolerates the cordon: its replacement may be placed on this node again, and is left alone then", key(v.pod)))
+		}
+	}
+	slices.SortStableFunc(list, worse)
+	return list[:min(len(list), maxBlockers)]
+}
+
+// severity orders blockers: what ends a drain comes before what it waits for.
+var severity = map[string]int{
+	"api_unavailable": 1, "node_unreachable": 2, "two_pdbs": 3, "unmanaged_pod": 3, "orphaned_daemonset_pod": 3, "local_data": 3,
+	"eviction_refused": 4, "pdb": 5, "namespace_terminating": 6, "finalizer": 7, "api_error": 8, "throttled": 8,
+	"terminating": 9, "still_serving": 10, "volume_attached": 10, "tolerates_cordon": 11,
+}
+
+func worse(a, b protocol.Blocker) int { return severity[a.Code] - severity[b.Code] }
+
+// previewDrain tells what a drain would meet now: what its preflight would.
+func (e *drainer) previewDrain(ctx context.Context, r protocol.PreviewRequest) ([]protocol.Blocker, error) {
+	a := previewed(r)
+	n, blockers, err := e.previewNode(ctx, a)
+	if n == nil || err != nil {
+		return blockers, err
+	}
+	p, err := readPayload(a)
+	if err != nil { // the operation's preflight says the same
+		return []protocol.Blocker{{Code: "invalid_payload", Resource: r.TargetName, Detail: err.Error()}}, nil
+	}
+	code, why, err := e.narrow(ctx, &p, n)
+	if err != nil {
+		return nil, fmt.Errorf("preview %s: %w", r.Type, err)
+	}
+	if code != "" {
+		return []protocol.Blocker{{Code: code, Resource: "device/" + p.Device, Detail: why}}, nil
+	}
+	_, blockers, err = e.meet(ctx, p, n)
+	if err != nil {
+		return nil, fmt.Errorf("preview %s: %w", r.Type, err)
+	}
+	return blockers, nil
+}

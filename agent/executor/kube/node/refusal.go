@@ -1,0 +1,111 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// refusal is why the API server did not take an eviction.
+type refusal struct {
+	code string // of a blocker
+	rule string
+	why  string
+	act  string
+	// budget is the version of the disruption budget that refused, by its key: the
+	// eviction is asked for again as soon as that changes.
+	budget, version string
+}
+
+// Names that the API server puts in the message of a denial; nothing else of it
+// tells who denied.
+var (
+	deniedByWebhook = regexp.MustCompile(`admission webhook "([^"]+)"`)
+	deniedByPolicy  = regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'`)
+)
+
+// refusalOf reads why the API server refused an eviction of the pod. budgets are
+// those of its namespace as they are known.
+func refusalOf(err error, p *corev1.Pod, budgets []*budget) *refusal {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return &refusal{code: "api_error", why: err.Error()}
+	}
+	st := status.Status()
+	found := selecting(budgets, p)
+	if cause, ok := causeOf(st, policyv1.DisruptionBudgetCause); ok {
+		r := &refusal{code: "pdb", rule: "pdb/" + p.Namespace, why: cause}
+		if len(found) == 1 {
+			b := found[0]
+			r.rule, r.act, r.budget, r.version = "pdb/"+b.key(), b.act(), b.key(), b.version
+			r.why = fmt.Sprintf("PDB %s: %s", b.key(), cause)
+		}
+		return r
+	}
+	switch {
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return &refusal{code: "namespace_terminating", rule: "namespace/" + p.Namespace,
+			why: fmt.Sprintf("namespace %s is being deleted, and the pod with it: no eviction is taken there", p.Namespace)}
+	case st.Code == http.StatusInternalServerError && len(found) > 1:
+		return &refusal{code: "two_pdbs", rule: "pdb/" + found[0].key(), why: twoPDBs(p, found)}
+	case st.Code == http.StatusTooManyRequests && strings.Contains(st.Message, "denied"), st.Code < 500 && st.Code != http.StatusTooManyRequests:
+		return denial(st)
+	case st.Code == http.StatusTooManyRequests:
+		return &refusal{code: "throttled", rule: "api_server", why: "the API server is busy: " + st.Message}
+	}
+	return &refusal{code: "api_error", rule: "api_server", why: st.Message}
+}
+
+func denial(st metav1.Status) *refusal {
+	r := &refusal{code: "eviction_refused", rule: "admission", why: st.Message}
+	if m := deniedByWebhook.FindStringSubmatch(st.Message); m != nil {
+		r.rule = "webhook/" + m[1]
+	} else if m := deniedByPolicy.FindStringSubmatch(st.Message); m != nil {
+		r.rule = "policy/" + m[1]
+	}
+	return r
+}
+
+func causeOf(st metav1.Status, typ metav1.CauseType) (string, bool) {
+	if st.Details == nil {
+		return "", false
+	}
+	for _, c := range st.Details.Causes {
+		if c.Type == typ {
+			return c.Message, true
+		}
+	}
+	return "", false
+}
+
+// How soon an eviction that was refused is asked for again: at once when its
+// budget changes, else at this pace.
+const (
+	paceLeast = 250 * time.Millisecond
+	paceMost  = 8 * time.Second
+	// denialLeast is the pace with admission and namespaces that end: nothing tells
+	// when they change their mind.
+	denialLeast = time.Second
+	denialMost  = 30 * time.Second
+)
+
+// pace is the wait after the nth refusal in a row (from 1), without jitter.
+func pace(code string, n int, after time.Duration) time.Duration {
+	least, most := paceLeast, paceMost
+	if code == "eviction_refused" || code == "namespace_terminating" {
+		least, most = denialLeast, denialMost
+	}
+	d := most
+	if n < 16 {
+		d = min(least<<max(n-1, 0), most)
+	}
+	return max(d, min(after, mostAfter))
+}

@@ -1,0 +1,215 @@
+package node
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// lookRules says of each pod that is left what may be done now, and what keeps it.
+func (d *drive) lookRules(l *look) *executor.Outcome {
+	now, force := d.c.Now(), d.p.forceNow(d.t)
+	left := d.t.Remaining()
+	if w := d.p.window(); w > 0 {
+		for _, at := range []time.Duration{w, d.p.reserve()} {
+			if left > at {
+				l.wake(left - at + time.Millisecond)
+			}
+		}
+	}
+	if len(l.waiting) > 0 {
+		if lost, since := unreachable(d.s.node, now); lost {
+			l.hold("node_unreachable", "node/"+d.s.node.Name, "", nodeUnreachable(d.s.node, since), nil)
+		}
+	}
+	spaces := map[string][]*budget{}
+	budgets := func(ns string) []*budget {
+		if _, ok := spaces[ns]; !ok {
+			spaces[ns], l.budgets = d.budgets.in(ns)
+		}
+		return spaces[ns]
+	}
+	room := perDrain - d.inFlight
+	add := func(p *planned, stage int) {
+		if room > 0 && !p.inFlight {
+			room--
+			l.ready = append(l.ready, p)
+			l.force[p] = stage
+		}
+	}
+	for _, p := range d.s.plan { // what has run to its end goes when it likes
+		if p.finished && !p.isGone && p.pod != nil && !p.terminating() && p.evicted.IsZero() && !now.Before(p.not) {
+			add(p, 0)
+		}
+	}
+	for _, p := range l.waiting {
+		l.pending = l.pending || !p.terminating()
+	}
+	for _, p := range l.waiting {
+		if p.terminating() {
+			d.lookStopping(l, p, force, left, add)
+			continue
+		}
+		if p.wave > l.waiting[0].wave && !force {
+			continue
+		}
+		if p.lost {
+			if now.Before(p.not) {
+				l.wake(p.not.Sub(now))
+			} else {
+				add(p, 0)
+			}
+			continue
+		}
+		if p.inFlight {
+			continue
+		}
+		all := budgets(p.pod.Namespace)
+		h := rule(all, p.pod)
+		if h != nil && h.code == "two_pdbs" && d.p.OnDeadline != onDeadlineForce {
+			o := executor.Permanent(h.code, h.why)
+			return &o
+		}
+		if r := p.refusal; h == nil && r != nil && !d.again(p, all, now) {
+			h = &hold{code: r.code, rule: r.rule, why: r.why, act: r.act}
+			l.wake(p.not.Sub(now))
+		}
+		switch {
+		case h != nil && force && h.code != "api_unavailable":
+			p.heldBy = h.why
+			add(p, withGrace)
+		case h != nil:
+			l.holds = append(l.holds, held{*h, "pod/" + p.name, p})
+		case d.isOwn(p.pod) && !force && !d.wasHanded():
+			l.onlyOwn = len(l.waiting) == 1
+		case room <= 0:
+		case d.allowances.take(now, all, p.pod):
+			add(p, 0)
+		default: // other evictions take what the budget allows
+			b := selecting(all, p.pod)[0]
+			l.holds = append(l.holds, held{hold{code: "pdb", rule: "pdb/" + b.key(), why: b.String() + ", which other evictions take", act: b.act()}, "pod/" + p.name, p})
+			l.wake(refill)
+		}
+	}
+	return nil
+}
+
+// again tells whether an eviction that was refused is asked for again: when its
+// time has come, or at once when the budget that refused it has changed.
+func (d *drive) again(p *planned, all []*budget, now time.Time) bool {
+	if !now.Before(p.not) {
+		return true
+	}
+	for _, b := range all {
+		if b.key() == p.refusal.budget && b.version != p.refusal.version {
+			return true
+		}
+	}
+	return false
+}
+
+// lookStopping says why a pod that was told to stop is still there, and ends its
+// grace where the deadline is near and the payload allows it.
+func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration, add func(*planned, int)) {
+	now := d.c.Now()
+	code, rule, why := d.staying(p, now)
+	if d.gone || l.pending {
+		l.hold(code, "pod/"+p.name, rule, fmt.Sprintf("pod %s: %s", p.name, why), p)
+		if s := l.services[p.uid]; s != "" {
+			l.holds[len(l.holds)-1].why += ", and it still serves requests of service " + s
+		}
+	}
+	if until := p.pod.DeletionTimestamp.Sub(now); until > 0 { // what is said changes then
+		l.wake(until + time.Second)
+	}
+	if !force || p.inFlight || now.Before(p.not) {
+		return
+	}
+	p.heldBy = why
+	switch {
+	case p.stage < withoutGrace && (left <= d.p.reserve() || code == "node_unreachable"):
+		add(p, withoutGrace)
+	case p.stage < withGrace && p.pod.DeletionTimestamp.Sub(now) > left-d.p.reserve():
+		add(p, withGrace)
+	}
+}
+
+// staying says why a pod that was told to stop is still there.
+func (d *drive) staying(p *planned, now time.Time) (code, rule, why string) {
+	return staying(d.s, p, now)
+}
+
+func staying(s *session, p *planned, now time.Time) (code, rule, why string) {
+	since, until := askedAt(p.pod), p.pod.DeletionTimestamp.Time
+	over := !now.Before(until)
+	if lost, _ := unreachable(s.node, now); lost {
+		return "node_unreachable", "", fmt.Sprintf("node %s is unreachable, so nobody can see it stop", s.node.Name)
+	}
+	if f := lasting(p.pod); len(f) > 0 && (over || isFinished(p.pod)) {
+		return "finalizer", f[0], fmt.Sprintf("its finalizer %s is not removed", strings.Join(f, ", "))
+	}
+	if over {
+		return "stopping", "kubelet", fmt.Sprintf("its grace period ended at %s and its kubelet has not said that it stopped", until.UTC().Format(time.RFC3339))
+	}
+	return "terminating", "grace_period", fmt.Sprintf("it has been stopping since %s, its grace period of %s ends at %s",
+		since.Format(time.RFC3339), until.Sub(since).Round(time.Second), until.UTC().Format(time.RFC3339))
+}
+
+// why words past what rule a pod was deleted: the drain asked for it.
+func (d *drive) why(p *planned) string {
+	how := "deleted past its rules"
+	if p.stage == withoutGrace {
+		how = "deleted without grace"
+	}
+	s := how + ", because the deadline is near and the drain has on_deadline: force"
+	if p.heldBy != "" {
+		s += "; what held it: " + p.heldBy
+	}
+	return s
+}
+
+// summary counts the planned pods.
+func (d *drive) summary(l *look) string {
+	return fmt.Sprintf("%d of %d pods gone", l.gone, l.total) + countForced(l.forced)
+}
+
+// message says how far the drain is and what it waits for.
+func (d *drive) message(l *look) string {
+	s := d.summary(l)
+	if h := l.first(); h != nil {
+		s += ", waiting for "
+		if h.pod != nil && !strings.HasPrefix(h.why, "pod ") {
+			s += "pod " + h.pod.name + ": "
+		}
+		s += h.why
+	}
+	return s
+}
+
+// tell shows how far the drain is and everything that holds it up.
+func (d *drive) tell(l *look) {
+	d.t.Progress(l.gone, l.total, "pods", d.message(l))
+	if d.t.Blocked == nil {
+		return
+	}
+	list := make([]protocol.Blocker, len(l.holds))
+	for i, h := range l.holds {
+		list[i] = protocol.Blocker{Code: h.code, Resource: h.resource, Rule: h.rule, Detail: h.why}
+	}
+	d.t.Blocked(ahead(d.t, d.p, list))
+}
+
+// wasHanded tells whether this agent has handed the operation back before.
+func (d *drive) wasHanded() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, was := d.handed[d.handedKey()]
+	return was
+}
+
+func (d *drive) handedKey() string {
+	return fmt.Sprintf("%s/%d", d.t.Assignment.Operation, d.t.Assignment.Run)
+}

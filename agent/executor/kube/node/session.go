@@ -1,0 +1,259 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+const (
+	// maxSessions bounds how many operations are remembered.
+	maxSessions = 2_000
+	// fresh is how long what was read may be gone by before the API server is asked
+	// again: a patch is conditional, and the watch goes on from a list.
+	fresh = 5 * time.Second
+	// watchLingers is how long a watch stays open between two steps.
+	watchLingers = 15 * time.Second
+)
+
+// planned is one pod of the plan and what became of it.
+type planned struct {
+	uid      types.UID
+	name     string      // namespace/name
+	pod      *corev1.Pod // as last seen; nil: it is gone, or was before this lease
+	verdict  verdict
+	wave     int
+	evicted  time.Time // when the eviction was accepted
+	gone     time.Time
+	isGone   bool
+	finished bool // had run to its end: it is evicted and not waited for
+	// forced says past what rule it was removed, "" if past none.
+	forced string
+	// stage is how far the escalation went: 0 evictions, 1 deleted with grace,
+	// 2 without.
+	stage int
+
+	inFlight bool
+	lost     bool // the answer to the last call was: the pod is read before the next
+	tries    int  // refused in a row
+	not      time.Time
+	refusal  *refusal
+	noted    bool   // that it was evicted although nothing starts it again
+	heldBy   string // what kept it when it was deleted
+	served   time.Time
+	dangling string // the service that still names it though it is gone
+}
+
+// terminating tells whether the pod was told to stop.
+func (p *planned) terminating() bool { return p.pod != nil && p.pod.DeletionTimestamp != nil }
+
+// left tells whether the pod is still waited for.
+func (p *planned) left() bool { return !p.isGone && !p.finished }
+
+// stage is how long a step took.
+type stage struct {
+	name  string
+	began time.Time
+	took  time.Duration
+}
+
+// session is what one agent keeps of one lease of a drain, from step to step.
+type session struct {
+	mu     sync.Mutex
+	began  time.Time
+	stages []stage
+
+	node   *corev1.Node
+	nodeAt time.Time
+
+	pods    *feed[*corev1.Pod]
+	podsAt  time.Time // when the list behind an idle feed was read
+	endPods context.CancelFunc
+	idle    *time.Timer
+
+	nodes    *feed[*corev1.Node]
+	endNodes context.CancelFunc
+
+	record *record
+	plan   map[types.UID]*planned
+	came   map[types.UID]string // pods that came after the plan, left alone
+
+	// final is what confirm read, for Observe.
+	final *reading
+}
+
+// reading is a node and its pods as they were read.
+type reading struct {
+	node    *corev1.Node
+	pods    []*corev1.Pod
+	version string
+	at      time.Time
+}
+
+// drainer carries drains out.
+type drainer struct {
+	*nodes
+	budgets     *shared[*budget]
+	attachments *shared[*storagev1.VolumeAttachment]
+	allowances  allowances
+	daemons     memo[types.UID, bool]
+	admitted    memo[string, *refusal]
+	slots       chan struct{} // evictions in flight, over all drains
+
+	mu       sync.Mutex
+	sessions map[string]*session
+	order    []string
+	slices   map[string]*shared[*discoveryv1.EndpointSlice]
+	handed   map[string]time.Time // operations that were handed back for this agent's own pod
+}
+
+// maxInFlight bounds the evictions that are in flight at once over all drains, and
+// perDrain those of one: far below what an API server takes at once (200 changing
+// requests by default).
+const (
+	maxInFlight = 64
+	perDrain    = 16
+)
+
+func newDrainer(c *cluster.Cluster, o Options) *drainer {
+	return &drainer{
+		nodes:       &nodes{c, o},
+		budgets:     &shared[*budget]{linger: linger, open: func() *feed[*budget] { return newFeed(budgetsOf(c), takeBudget) }},
+		attachments: &shared[*storagev1.VolumeAttachment]{linger: linger, open: func() *feed[*storagev1.VolumeAttachment] { return newFeed(attachmentsOf(c), takeAttachment) }},
+		slots:       make(chan struct{}, maxInFlight),
+		sessions:    map[string]*session{},
+		slices:      map[string]*shared[*discoveryv1.EndpointSlice]{},
+		handed:      map[string]time.Time{},
+	}
+}
+
+func sessionKey(a *protocol.Assignment) string {
+	return fmt.Sprintf("%s/%d/%d", a.Operation, a.Run, a.Generation)
+}
+
+// session returns what is kept of the lease. create false: nil if it is nothing.
+func (e *drainer) session(a *protocol.Assignment, create bool) *session {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	k := sessionKey(a)
+	s := e.sessions[k]
+	if s == nil && create {
+		s = &session{began: e.c.Now(), came: map[types.UID]string{}}
+		e.sessions[k] = s
+		if e.order = append(e.order, k); len(e.order) > maxSessions {
+			if old := e.sessions[e.order[0]]; old != nil {
+				old.close()
+			}
+			delete(e.sessions, e.order[0])
+			e.order = e.order[1:]
+		}
+	}
+	return s
+}
+
+// close lets go of everything but what Observe tells.
+func (s *session) close() {
+	s.closeNode()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.idle != nil {
+		s.idle.Stop()
+		s.idle = nil
+	}
+	if s.endPods != nil {
+		s.endPods()
+	}
+	s.pods, s.endPods = nil, nil
+}
+
+func (s *session) closeNode() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.endNodes != nil {
+		s.endNodes()
+	}
+	s.nodes, s.endNodes = nil, nil
+}
+
+// rest lets the pods' watch stay open for the next step, for a while.
+func (s *session) rest() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pods != nil && s.idle == nil {
+		s.idle = time.AfterFunc(watchLingers, s.close)
+	}
+}
+
+// timed wraps a step: it counts its time and closes what must not outlive it.
+func (e *drainer) timed(f func(ctx context.Context, t *executor.Task, s *session) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
+	return func(ctx context.Context, t *executor.Task) executor.Outcome {
+		ctx = cluster.Operation(ctx, t.Assignment)
+		s := e.session(t.Assignment, true)
+		begin := e.c.Now()
+		o := f(ctx, t, s)
+		s.spent(t.Step.Name, begin, e.c.Now().Sub(begin))
+		s.closeNode()
+		if o.Class == operation.OutcomeDone {
+			s.rest()
+		} else {
+			s.close()
+		}
+		return o
+	}
+}
+
+func (s *session) spent(name string, began time.Time, d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.stages {
+		if s.stages[i].name == name {
+			s.stages[i].took += d
+			return
+		}
+	}
+	s.stages = append(s.stages, stage{name, began, d})
+}
+
+// memo keeps answers for a while.
+type memo[K comparable, V any] struct {
+	mu   sync.Mutex
+	kept map[K]memoized[V]
+}
+
+type memoized[V any] struct {
+	v     V
+	until time.Time
+}
+
+// maxMemo bounds a memo; it begins anew when it is full.
+const maxMemo = 10_000
+
+func (m *memo[K, V]) get(now time.Time, k K) (v V, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	x, ok := m.kept[k]
+	if !ok || now.After(x.until) {
+		return v, false
+	}
+	return x.v, true
+}
+
+func (m *memo[K, V]) put(now time.Time, k K, v V, keep time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.kept == nil || len(m.kept) >= maxMemo {
+		m.kept = map[K]memoized[V]{}
+	}
+	m.kept[k] = memoized[V]{v, now.Add(keep)}
+}

@@ -1,0 +1,301 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/opsplane/opsplane/agent/executor"
+)
+
+const (
+	daemonsFor  = time.Minute      // a DaemonSet that was seen counts as there
+	admittedFor = 30 * time.Second // pods of one controller are admitted alike
+	dryRunFor   = 3 * time.Second
+	maxDryRuns  = 16 // of one look
+)
+
+// survey is a node's pods, judged.
+type survey struct {
+	listed   []runtime.Object
+	version  string
+	pods     []*corev1.Pod
+	verdicts []verdict
+	budgets  []*budget // of the verdicts' namespaces
+}
+
+// list reads the node's pods.
+func (e *drainer) list(ctx context.Context, node string) ([]runtime.Object, string, error) {
+	src := podsOf(e.c, node)
+	ctx, cancel := e.c.Read(ctx)
+	defer cancel()
+	items, version, err := src.list(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, "", fmt.Errorf("list %s: %w", src.what, err)
+	}
+	return items, version, nil
+}
+
+// narrow resolves a drain of a device to the pods on it. code and why: it cannot
+// be told, or there is no such device.
+func (e *drainer) narrow(ctx context.Context, p *payload, n *corev1.Node) (code, why string, err error) {
+	if p.Device == "" || p.only != nil {
+		return "", "", nil
+	}
+	if e.o.PodsOn == nil {
+		return "device_pods_unknown", fmt.Sprintf("which pods are on device %s cannot be told: the agent has nothing to ask on the host", p.Device), nil
+	}
+	ctx, cancel := e.c.Read(ctx)
+	defer cancel()
+	pods, reason, err := e.o.PodsOn(ctx, n.UID, p.Device)
+	if err != nil {
+		return "", "", fmt.Errorf("find the pods on device %s: %w", p.Device, err)
+	}
+	if reason != "" {
+		return "device_pods_unknown", fmt.Sprintf("which pods are on device %s cannot be told: %s", p.Device, reason), nil
+	}
+	p.only = make(map[types.UID]bool, len(pods))
+	for _, uid := range pods {
+		p.only[uid] = true
+	}
+	return "", "", nil
+}
+
+// survey lists and judges the node's pods. It is what preflight, the dry run and
+// the evictions go by.
+func (e *drainer) survey(ctx context.Context, p payload, node string) (*survey, error) {
+	items, version, err := e.list(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	s := &survey{listed: items, version: version, pods: asPods(items)}
+	return s, e.judge(ctx, p, s)
+}
+
+func asPods(items []runtime.Object) []*corev1.Pod {
+	pods := make([]*corev1.Pod, len(items))
+	for i, o := range items {
+		_, pods[i] = takePod(o)
+	}
+	return pods
+}
+
+func (e *drainer) judge(ctx context.Context, p payload, s *survey) error {
+	orphans, err := e.orphans(ctx, p, s.pods)
+	if err != nil {
+		return err
+	}
+	s.verdicts = p.judge(s.pods, orphans)
+	spaces := map[string]bool{}
+	for _, v := range s.verdicts {
+		if v.kind == toEvict && v.code == "" {
+			spaces[v.pod.Namespace] = true
+		}
+	}
+	if len(spaces) == 0 {
+		return nil
+	}
+	feed := e.budgets.acquire()
+	defer e.budgets.release()
+	rctx, cancel := e.c.Read(ctx)
+	defer cancel()
+	if err := feed.ready(rctx); err != nil {
+		return err
+	}
+	for ns := range spaces {
+		in, _ := feed.in(ns)
+		s.budgets = append(s.budgets, in...)
+	}
+	return nil
+}
+
+// orphans finds the DaemonSet pods whose DaemonSet is gone.
+func (e *drainer) orphans(ctx context.Context, p payload, pods []*corev1.Pod) (map[types.UID]bool, error) {
+	found := map[types.UID]bool{}
+	for _, pod := range pods {
+		owner := metav1.GetControllerOf(pod)
+		if owner == nil || !isDaemonSet(owner) || isFinished(pod) || !p.about(pod) {
+			continue
+		}
+		if _, there := e.daemons.get(e.c.Now(), owner.UID); there {
+			continue
+		}
+		rctx, cancel := e.c.Read(ctx)
+		d, err := e.c.Client.AppsV1().DaemonSets(pod.Namespace).Get(rctx, owner.Name, metav1.GetOptions{})
+		cancel()
+		switch {
+		case apierrors.IsNotFound(err), err == nil && d.UID != owner.UID:
+			found[pod.UID] = true
+		case err != nil:
+			return nil, fmt.Errorf("read DaemonSet %s/%s: %w", pod.Namespace, owner.Name, err)
+		default:
+			e.daemons.put(e.c.Now(), owner.UID, true, daemonsFor)
+		}
+	}
+	return found, nil
+}
+
+// refusal finds what no drain with this payload gets past: nothing is touched.
+func (s *survey) refusal(p payload) (code, why string) {
+	for _, v := range s.verdicts {
+		if v.code != "" {
+			return v.code, v.why
+		}
+	}
+	for _, v := range s.verdicts {
+		if h := rule(s.budgets, v.pod); v.kind == toEvict && h != nil && h.code == "two_pdbs" && p.OnDeadline != onDeadlineForce {
+			return h.code, h.why
+		}
+	}
+	return "", ""
+}
+
+// rehearse asks the API server for evictions that it only judges: what a disruption
+// budget's status does not tell (admission, a namespace that ends) it tells. Pods of
+// one controller behind the same budgets are alike, so one speaks for all.
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#dry-run
+func (e *drainer) rehearse(ctx context.Context, p payload, s *survey) (map[types.UID]*refusal, error) {
+	groups := map[string][]*corev1.Pod{}
+	var order []string
+	for _, v := range s.verdicts {
+		if v.kind != toEvict || v.code != "" || rule(s.budgets, v.pod) != nil {
+			continue
+		}
+		k := alike(v.pod, s.budgets)
+		if groups[k] == nil {
+			order = append(order, k)
+		}
+		groups[k] = append(groups[k], v.pod)
+	}
+	found := map[types.UID]*refusal{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var failed error
+	for _, k := range order[:min(len(order), maxDryRuns)] {
+		group := groups[k]
+		guarded := len(selecting(s.budgets, group[0])) > 0
+		note := func(r *refusal) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, pod := range group {
+				if r != nil {
+					found[pod.UID] = r
+				}
+			}
+		}
+		if r, known := e.admitted.get(e.c.Now(), k); known && !guarded {
+			note(r)
+			continue
+		}
+		wg.Go(func() {
+			r, err := e.dryRun(ctx, p, group[0], s.budgets)
+			if err != nil {
+				mu.Lock()
+				failed = err
+				mu.Unlock()
+				return
+			}
+			if !guarded {
+				e.admitted.put(e.c.Now(), k, r, admittedFor)
+			}
+			note(r)
+		})
+	}
+	wg.Wait()
+	return found, failed
+}
+
+func alike(p *corev1.Pod, budgets []*budget) string {
+	k := []string{p.Namespace, string(p.UID), fmt.Sprint(isReady(p))}
+	if o := metav1.GetControllerOf(p); o != nil {
+		k[1] = string(o.UID)
+	}
+	for _, b := range selecting(budgets, p) {
+		k = append(k, b.name)
+	}
+	return strings.Join(k, "/")
+}
+
+// dryRun asks for one eviction that the API server does not carry out; nil: it
+// would take it, or cannot say. The error is of a call that was not answered, or
+// of a missing right.
+func (e *drainer) dryRun(ctx context.Context, p payload, pod *corev1.Pod, budgets []*budget) (*refusal, error) {
+	ctx, cancel := context.WithTimeout(ctx, dryRunFor)
+	defer cancel()
+	ev := eviction(pod.Namespace, pod.Name, pod.UID, p.GracePeriodSeconds)
+	ev.DeleteOptions.DryRun = []string{metav1.DryRunAll}
+	err := e.post(ctx, ev)
+	switch {
+	case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err): // it would go, or is gone
+		return nil, nil
+	case apierrors.IsTimeout(err), apierrors.IsServerTimeout(err), ctx.Err() != nil, apierrors.IsBadRequest(err): // a webhook without dry run
+		return nil, nil
+	}
+	r := refusalOf(err, pod, budgets)
+	if r.code == "eviction_refused" && r.rule == "admission" && apierrors.IsForbidden(err) { // nobody is named: the authorizer said it
+		return nil, fmt.Errorf("rehearse the eviction of pod %s: %w", key(pod), err)
+	}
+	if r.code == "throttled" || r.code == "api_error" {
+		return nil, nil
+	}
+	return r, nil
+}
+
+// eviction names one planned pod by UID: a repeat or a late call finds it stopping
+// or gone and does nothing.
+func eviction(namespace, name string, uid types.UID, grace int) *policyv1.Eviction {
+	e := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}}
+	if grace >= 0 {
+		e.DeleteOptions.GracePeriodSeconds = ptr.To(int64(grace))
+	}
+	return e
+}
+
+// post sends an eviction once: client-go's own repeats after a Retry-After are off.
+func (e *drainer) post(ctx context.Context, ev *policyv1.Eviction) error {
+	return e.c.Client.PolicyV1().RESTClient().Post().AbsPath("/api/v1").Namespace(ev.Namespace).Resource("pods").Name(ev.Name).SubResource("eviction").
+		MaxRetries(0).Body(ev).Do(ctx).Error()
+}
+
+// unreachable tells that nobody can see the node's pods stop, since when.
+// https://kubernetes.io/docs/reference/node/node-status/#condition
+func unreachable(n *corev1.Node, now time.Time) (bool, time.Time) {
+	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	if i < 0 {
+		return false, time.Time{}
+	}
+	c := n.Status.Conditions[i]
+	switch {
+	case c.Status == corev1.ConditionUnknown:
+		return true, c.LastTransitionTime.Time
+	case c.Status == corev1.ConditionFalse && now.Sub(c.LastTransitionTime.Time) > notReadyFor:
+		return true, c.LastTransitionTime.Time
+	}
+	return false, time.Time{}
+}
+
+// notReadyFor is how long a kubelet that says so may be not ready before its word
+// on pods counts for nothing.
+const notReadyFor = 5 * time.Minute
+
+func nodeUnreachable(n *corev1.Node, since time.Time) string {
+	return fmt.Sprintf("node %s is unreachable since %s, so nobody can see its pods stop", n.Name, since.UTC().Format(time.RFC3339))
+}
+
+// unsurveyed words why the survey could not be made.
+func unsurveyed(err error) *executor.Outcome {
+	o := broken(err)
+	return &o
+}
