@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"encoding/json"
 	"log/slog"
 	"slices"
@@ -215,5 +216,13 @@ func (m *model) snapshot() protocol.Inventory {
 	for name := range m.comps {
 		m.report(object{kindComponent, name}, &inv)
 	}
+	slices.SortFunc(inv.Nodes, func(a, b protocol.Node) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) })
+	slices.SortFunc(inv.Devices, func(a, b protocol.Device) int {
+		return cmp.Or(cmp.Compare(a.NodeName, b.NodeName), cmp.Compare(a.Index, b.Index), cmp.Compare(a.UID, b.UID))
+	})
+	slices.SortFunc(inv.Deployments, func(a, b protocol.Deployment) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Kind, b.Kind))
+	})
+	slices.SortFunc(inv.Components, func(a, b protocol.Component) int { return cmp.Compare(a.Name, b.Name) })
 	return inv
 }

@@ -1,0 +1,164 @@
+package inventory
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+func TestNodeEvents(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		change func(o *corev1.Node)
+		want   []string
+		detail string
+	}{
+		"not ready":          {func(o *corev1.Node) { setReady(o, corev1.ConditionFalse) }, []string{"node.not_ready n"}, `{"reason":"Told","unreachable":false}`},
+		"unreachable":        {func(o *corev1.Node) { setReady(o, corev1.ConditionUnknown) }, []string{"node.not_ready n"}, `{"reason":"Told","unreachable":true}`},
+		"cordoned by hand":   {func(o *corev1.Node) { o.Spec.Unschedulable = true }, []string{"node.cordoned n"}, `{"owner":"external"}`},
+		"cordoned by us":     {func(o *corev1.Node) { o.Spec.Unschedulable = true; o.Annotations["op"] = "op_1" }, []string{"node.cordoned n"}, `{"operation":"op_1","owner":"opsplane"}`},
+		"nothing that shows": {func(o *corev1.Node) { o.Labels["other"] = "x"; o.Annotations["y"] = "z" }, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(Options{}).start(t)
+			w.put(t, w.nodes, aNode("n", "u", 0))
+			if diff := cmp.Diff([]string{"node.joined n"}, w.happened()); diff != "" {
+				t.Error(diff)
+			}
+			o := aNode("n", "u", 0)
+			tc.change(o)
+			w.put(t, w.nodes, o)
+			d := w.told()
+			var got []string
+			for _, e := range d.Events {
+				got = append(got, e.Type+" "+e.Subject.Name)
+				if string(e.Detail) != tc.detail {
+					t.Errorf("detail %s, want %s", e.Detail, tc.detail)
+				}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+			if told := len(d.Objects.Nodes); told != len(tc.want) {
+				t.Errorf("the node was told %d times for %d events", told, len(tc.want))
+			}
+			w.put(t, w.nodes, o)       // the same again
+			w.list(t, w.nodes, any(o)) // and in a list that was read again
+			w.list(t, w.nodes, o.DeepCopy())
+			if got := w.told(); len(got.Events)+len(got.Objects.Nodes)+len(got.Gone) != 0 {
+				t.Errorf("what did not change was told again: %+v", got)
+			}
+		})
+	}
+}
+
+func TestUncordonTellsWhoseItWas(t *testing.T) {
+	t.Parallel()
+	w := newWorld(Options{}).start(t)
+	o := aNode("n", "u", 0)
+	o.Spec.Unschedulable, o.Annotations["op"] = true, "op_1"
+	w.put(t, w.nodes, o)
+	w.told()
+	w.put(t, w.nodes, aNode("n", "u", 0))
+	d := w.told()
+	if len(d.Events) != 1 || d.Events[0].Type != "node.uncordoned" || string(d.Events[0].Detail) != `{"operation":"op_1","owner":"opsplane"}` {
+		t.Errorf("got %+v", d.Events)
+	}
+	if n := d.Objects.Nodes[0]; !n.Schedulable || n.Cordon != nil {
+		t.Errorf("the node is told as %+v", n)
+	}
+}
+
+// A node that is made again under its old name is another node, whether its
+// deletion was seen or fell into a break of the watch.
+func TestNodeMadeAgain(t *testing.T) {
+	t.Parallel()
+	want := []string{"device.joined unknown-new-0", "device.left unknown-old-0", "node.joined n", "node.left n"}
+	for name, again := range map[string]func(t *testing.T, w *world){
+		"seen": func(t *testing.T, w *world) {
+			w.remove(t, w.nodes, aNode("n", "old", 1))
+			w.put(t, w.nodes, aNode("n", "new", 1))
+		},
+		"in a break": func(t *testing.T, w *world) { w.list(t, w.nodes, aNode("n", "new", 1)) },
+		"not seen":   func(t *testing.T, w *world) { w.put(t, w.nodes, aNode("n", "new", 1)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(Options{}).start(t)
+			w.put(t, w.nodes, aNode("n", "old", 1))
+			w.put(t, w.pods, aPod("p", "n", ""))
+			w.told()
+			again(t, w)
+			d := w.told()
+			var got []string
+			for _, e := range d.Events {
+				got = append(got, e.Type+" "+e.Subject.Name)
+			}
+			if diff := cmp.Diff(want, got, cmpopts.SortSlices(func(a, b string) bool { return a < b })); diff != "" {
+				t.Error(diff)
+			}
+			if diff := cmp.Diff([]string{"device/unknown-old-0", "node/old"}, d.Gone); diff != "" {
+				t.Error(diff)
+			}
+			if len(d.Objects.Nodes) != 1 || d.Objects.Nodes[0].UID != "new" || d.Objects.Nodes[0].Pods != 1 || d.Objects.Nodes[0].GPUs != 1 {
+				t.Errorf("told %+v", d.Objects.Nodes)
+			}
+		})
+	}
+}
+
+func TestFirstListIsNoEvent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(Options{})
+	w.list(t, w.nodes, aNode("a", "a", 2))
+	w.list(t, w.deployments, aDeployment("default", "d", 1))
+	for _, s := range []store{w.pods, w.sets, w.daemons, w.budgets, w.hosts, w.slices} {
+		w.list(t, s)
+	}
+	w.settle()
+	w.begin()
+	if got := w.happened(); len(got) != 0 {
+		t.Errorf("the first lists were told as %v", got)
+	}
+	if s := w.snapshot(); len(s.Nodes) != 1 || len(s.Devices) != 2 || len(s.Deployments) != 1 {
+		t.Errorf("snapshot %+v", s)
+	}
+}
+
+func TestNodeAsTold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(Options{Labels: []string{"team"}}).start(t)
+	o := aNode("n", "u", 2)
+	for k, v := range map[string]string{"topology.kubernetes.io/zone": "z1", "team": "a", "feature.node.kubernetes.io/cpu-x": "1", "node-role.kubernetes.io/gpu": ""} {
+		o.Labels[k] = v
+	}
+	o.Spec.ProviderID, o.Spec.Unschedulable = "aws:///z1/i-1", true
+	added := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	o.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &added}}
+	setCondition(o, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue, Reason: "KubeletHasDiskPressure", Message: "full"})
+	setCondition(o, corev1.NodeCondition{Type: "StorageReady", Status: corev1.ConditionFalse, Reason: "NoMount"})
+	setCondition(o, corev1.NodeCondition{Type: corev1.NodeMemoryPressure, Status: corev1.ConditionFalse})
+	w.put(t, w.nodes, o)
+	w.put(t, w.pods, aPod("a", "n", ""), aPod("b", "n", ""))
+	ended := aPod("b", "n", "")
+	ended.Status.Phase = corev1.PodSucceeded // it holds nothing any more
+	w.put(t, w.pods, ended)
+	got := w.snapshot().Nodes[0]
+	got.Revision = 0
+	want := protocol.Node{UID: "u", Name: "n", Ready: true, GPUs: 2, Pods: 1, Cordon: &protocol.Cordon{Owner: "external", Since: added.Time},
+		Labels: map[string]string{
+			"topology.kubernetes.io/zone": "z1", "team": "a", "nvidia.com/gpu.product": "H100", "node-role.kubernetes.io/gpu": "",
+			"opsplane.io/provider-id": "aws:///z1/i-1", "opsplane.io/condition.DiskPressure": "KubeletHasDiskPressure: full",
+			"opsplane.io/condition.StorageReady": "NoMount",
+		}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
