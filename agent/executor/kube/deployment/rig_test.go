@@ -281,8 +281,11 @@ func (s *site) hands() *hands {
 				p.Status = *status
 				_, _ = s.admin.CoreV1().Pods(s.ns).UpdateStatus(ctx, p, metav1.UpdateOptions{}) // one that is gone meanwhile needs none
 			}
-			if w, err = s.admin.CoreV1().Pods(s.ns).Watch(ctx, metav1.ListOptions{LabelSelector: "rig.opsplane.io/ready=never"}); err != nil {
-				return
+			for ctx.Err() == nil { // the API server may be away
+				if w, err = s.admin.CoreV1().Pods(s.ns).Watch(ctx, metav1.ListOptions{LabelSelector: "rig.opsplane.io/ready=never"}); err == nil {
+					break
+				}
+				time.Sleep(50 * time.Millisecond)
 			}
 		}
 	}()

@@ -92,12 +92,19 @@ func (r *roller) watch(ctx context.Context, d *rollout) (*watcher, error) {
 }
 
 func (w *watcher) informer(of runtime.Object, lw cache.ListWatch) cache.SharedIndexInformer {
-	i := cache.NewSharedIndexInformer(&lw, of, 0, cache.Indexers{})
+	i := cache.NewSharedIndexInformer(&source{&lw}, of, 0, cache.Indexers{})
 	// Neither is running yet, so neither can fail.
 	_ = i.SetTransform(cache.TransformFunc(trim))
 	_ = i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { w.failed(err) })
 	return i
 }
+
+// source is listed and then watched. Streaming the list is for long ones; this
+// way the same rights are needed whatever the API server's version.
+type source struct{ *cache.ListWatch }
+
+// IsWatchListSemanticsUnSupported is what client-go asks.
+func (*source) IsWatchListSemanticsUnSupported() bool { return true }
 
 // trim drops what nobody reads.
 func trim(o any) (any, error) {
