@@ -87,8 +87,10 @@ type question struct {
 	budgets []*policyv1.PodDisruptionBudget
 }
 
-// judgeSome are how many nodes are judged in one go of the clock.
-const judgeSome = 500
+const (
+	judgeSome  = 500         // nodes that are judged in one go of the clock
+	judgeAgain = time.Minute // for a node that is not ready
+)
 
 // due lists nodes of which something changed since they were judged, and whose
 // last judgement is old enough.
@@ -98,7 +100,8 @@ func (m *model) due() []question {
 	var out []question
 	now := m.now()
 	for _, s := range m.nodes {
-		if !s.unjudged || now.Sub(s.judged) < m.opts.JudgeEvery || len(out) == judgeSome {
+		stale := !s.ready && now.Sub(s.judged) >= judgeAgain // how long it is not ready counts
+		if !s.unjudged && !stale || now.Sub(s.judged) < m.opts.JudgeEvery || len(out) == judgeSome {
 			continue
 		}
 		s.unjudged, s.judged = false, now

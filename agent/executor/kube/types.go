@@ -1,0 +1,45 @@
+package kube
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/deployment"
+	"github.com/opsplane/opsplane/agent/executor/kube/inventory"
+	"github.com/opsplane/opsplane/agent/executor/kube/node"
+)
+
+// types are the operation types. A type is a package, one line here and its
+// rights below.
+func types(c *cluster.Cluster, inv *inventory.Inventory, _ Options) []cluster.Type {
+	nodes := node.Options{Describe: inv.Describe}
+	return []cluster.Type{
+		node.Cordon(c, nodes),
+		node.Uncordon(c, nodes),
+		node.Drain(c, nodes),
+		deployment.Roll(c),
+	}
+}
+
+// Rights are what the agent's role must grant, each once, in the order of group,
+// resource and verb: those of the inventory and of every type.
+func Rights() []cluster.Right {
+	type key struct{ namespace, group, resource, verb string }
+	seen := map[key]bool{}
+	var out []cluster.Right
+	for _, r := range slices.Concat(inventory.Rights, node.Rights, deployment.Rights) {
+		if k := (key{r.Namespace, r.Group, r.Resource, r.Verb}); !seen[k] {
+			seen[k] = true
+			out = append(out, r)
+		}
+	}
+	// What is granted in every namespace need not be granted in one.
+	out = slices.DeleteFunc(out, func(r cluster.Right) bool {
+		return r.Namespace != "" && seen[key{"", r.Group, r.Resource, r.Verb}]
+	})
+	slices.SortFunc(out, func(a, b cluster.Right) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Verb, b.Verb))
+	})
+	return out
+}
