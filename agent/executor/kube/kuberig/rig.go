@@ -263,3 +263,9 @@ func await(ctx context.Context, what string, ok func(ctx context.Context) (bool,
 		}
 	}
 }
+
+// Bin is the folder of the control plane's programs, kubectl among them.
+func Bin(t testing.TB) string {
+	t.Helper()
+	return env(t, envBin)
+}
