@@ -38,6 +38,7 @@ const (
 	defaultTermination = "/dev/termination-log"
 	envNode            = "NODE_NAME"
 	envNamespace       = "POD_NAMESPACE"
+	envKubeconfig      = "KUBECONFIG"
 	// maxTimeout bounds --timeout: a reset takes seconds.
 	maxTimeout = 15 * time.Minute
 )
@@ -178,7 +179,7 @@ func parse(what string, args []string, env func(string) string, stderr io.Writer
 	}
 	if what == "serve" {
 		fs.StringVar(&l.serve.Namespace, "namespace", env(envNamespace), "`NAMESPACE` of the ConfigMap ($"+envNamespace+")")
-		fs.StringVar(&l.config, "kubeconfig", "", "`FILE` of credentials (default: the pod's own)")
+		fs.StringVar(&l.config, "kubeconfig", env(envKubeconfig), "`FILE` of credentials ($"+envKubeconfig+"; default: the pod's own)")
 		fs.DurationVar(&l.serve.Every, "every", serve.DefaultEvery, "how often the host is looked at")
 		fs.DurationVar(&l.serve.Least, "least", serve.DefaultLeast, "time between two writes")
 		fs.DurationVar(&l.serve.Alive, "alive", serve.DefaultAlive, "time after which it is written although nothing changed")

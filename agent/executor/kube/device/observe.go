@@ -1,0 +1,185 @@
+package device
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/host/report"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// details is what a result says of a reset.
+type details struct {
+	Stages   []stage  `json:"stages,omitempty"`
+	Driver   string   `json:"driver,omitempty"`
+	Recorded bool     `json:"recorded,omitempty"` // no GPU was touched
+	ResetMS  int64    `json:"reset_ms,omitempty"`
+	Already  bool     `json:"already,omitempty"` // an earlier lease of the run reset it
+	Evicted  []string `json:"evicted,omitempty"`
+}
+
+// observe tells what is known of the device at the end. What the Jobs of this
+// agent read is the newest there is; where there was none, the host's report.
+func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *executor.Ending) {
+	d, code, why := e.target(a)
+	if code != "" {
+		end.Message = why
+		return
+	}
+	e.mu.Lock()
+	o := e.last[a.Operation]
+	var known outcome
+	if o != nil {
+		known = *o
+	}
+	e.mu.Unlock()
+	if known.device == nil {
+		if h, err := e.host(ctx, d.node); err == nil {
+			known.source, known.driver = h.Source, h.Driver
+			for i := range h.Devices {
+				if h.Devices[i].UUID == d.uuid {
+					known.device = &h.Devices[i]
+				}
+			}
+		}
+	}
+	end.Details, _ = json.Marshal(details{Stages: known.stages, Driver: known.driver, Recorded: known.source == report.SourceRecorded,
+		ResetMS: known.took, Already: known.already, Evicted: known.drained}) // plain values always marshal
+	end.Message = fmt.Sprintf("what became of GPU %s is not known", d.uuid)
+	if known.device == nil {
+		return
+	}
+	dev := known.device
+	end.Observed = &protocol.Inventory{Devices: []protocol.Device{{
+		UID: d.uuid, Aliases: dev.Spellings(d.node), NodeName: d.node, Index: dev.Index, Product: dev.Product,
+		Health: dev.Health, Detail: dev.Detail, Holders: len(dev.Holders),
+	}}}
+	end.Message = fmt.Sprintf("GPU %s is %s", d.uuid, dev.Health)
+	if dev.Detail != "" {
+		end.Message += ": " + dev.Detail
+	}
+	reset, verify := stepNamed(a, "reset"), stepNamed(a, "verify")
+	if reset.Phase == operation.StepSucceeded {
+		end.Verified = append(end.Verified, fmt.Sprintf("the host's driver reset GPU %s once in this run", d.uuid))
+	}
+	if verify.Phase == operation.StepSucceeded {
+		end.Verified = append(end.Verified, fmt.Sprintf("GPU %s is enumerated, its memory can be asked for, and it reported no error since the reset", d.uuid))
+	}
+	end.NotVerified = []string{"application readiness", "that the GPU computes: no work is run on it"}
+	if known.source == report.SourceRecorded {
+		end.NotVerified = append(end.NotVerified, "a GPU: the host's answers are recorded")
+	}
+	if drain := stepNamed(a, "drain_holders"); len(known.drained) > 0 && reset.Phase != operation.StepSucceeded && reset.Phase != operation.StepUnknown {
+		end.Residual = append(end.Residual, operation.Residual{StepID: drain.ID, Step: drain.Name, Resource: resourceOf(a, drain),
+			Detail: "pods were evicted and the device was not reset: " + strings.Join(known.drained[:min(len(known.drained), 10)], ", ")})
+	}
+}
+
+func resourceOf(a *protocol.Assignment, s protocol.Step) string {
+	if len(s.Resources) > 0 {
+		return s.Resources[0]
+	}
+	return a.TargetID
+}
+
+// stepNamed finds a step of the plan; one that is not in it has no id.
+func stepNamed(a *protocol.Assignment, name string) protocol.Step {
+	for _, s := range a.Steps {
+		if s.Name == name {
+			return s
+		}
+	}
+	return protocol.Step{PlanStep: operation.PlanStep{Name: name}}
+}
+
+// errNoReport: the node's host says nothing of itself.
+type errNoReport struct{ why string }
+
+func (e errNoReport) Error() string { return e.why }
+
+// host reads the report that the host keeps of itself.
+func (e *devices) host(ctx context.Context, node string) (report.Host, error) {
+	ctx, cancel := e.c.Read(ctx)
+	defer cancel()
+	m, err := e.c.Client.CoreV1().ConfigMaps(e.c.Namespace).Get(ctx, report.Name(node), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return report.Host{}, errNoReport{fmt.Sprintf("node %s reports nothing of its devices: the host helper does not run there", node)}
+	}
+	if err != nil {
+		return report.Host{}, err
+	}
+	h, err := report.ParseHost([]byte(m.Data[report.Key]))
+	switch {
+	case err != nil:
+		return h, errNoReport{fmt.Sprintf("what node %s reports cannot be read: %v", node, err)}
+	case h.Node != node:
+		return h, errNoReport{fmt.Sprintf("the report of node %s speaks of node %s", node, h.Node)}
+	case h.Code != "":
+		return h, errNoReport{fmt.Sprintf("the host helper of node %s says %s: %s", node, h.Code, h.Detail)}
+	}
+	return h, nil
+}
+
+// preview tells what a reset would meet, from what the host last reported: no Job
+// is made for a question.
+func (e *devices) preview(ctx context.Context, r protocol.PreviewRequest) ([]protocol.Blocker, error) {
+	a := &protocol.Assignment{TargetUID: r.TargetUID, TargetName: r.TargetName, NodeName: r.NodeName}
+	blockers := []protocol.Blocker{}
+	add := func(code, why string) {
+		blockers = append(blockers, protocol.Blocker{Code: code, Resource: "device/" + r.TargetUID, Detail: why})
+	}
+	p, err := readPayload(r.Payload)
+	if err != nil {
+		add("invalid_payload", err.Error())
+		return blockers, nil
+	}
+	d, code, why := e.target(a)
+	if code != "" {
+		add(code, why)
+		return blockers, nil
+	}
+	code, why, err = e.nodeState(ctx, d.node)
+	if err != nil {
+		return nil, fmt.Errorf("preview device.reset: %w", err)
+	}
+	if code != "" {
+		add(code, why)
+		return blockers, nil
+	}
+	h, err := e.host(ctx, d.node)
+	if err != nil {
+		return nil, fmt.Errorf("preview device.reset: %w", err)
+	}
+	for i := range h.Devices {
+		dev := &h.Devices[i]
+		if dev.UUID != d.uuid {
+			continue
+		}
+		if code, why := dev.Refusal(h.Fabric); code != "" {
+			add(code, why)
+		}
+		busy, held := dev.Busy(e.cfg.ReleasePersistence)
+		if busy == "" {
+			return blockers, nil
+		}
+		on, err := e.resolve(ctx, d, &report.Answer{Device: dev})
+		if err != nil {
+			return nil, fmt.Errorf("preview device.reset: %w", err)
+		}
+		if code, why := on.never(); p.Drain && code != "" {
+			add(code, why)
+		} else if !p.Drain || !on.drainable() {
+			add("holder", held)
+		}
+		return blockers, nil
+	}
+	add(report.CodeGone, fmt.Sprintf("node %s reports no device %s", d.node, d.uuid))
+	return blockers, nil
+}

@@ -1,0 +1,116 @@
+package device
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/host/report"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+)
+
+// jobs lists the Jobs of this run with the verb, of every lease, the newest
+// first.
+func (e *devices) jobs(ctx context.Context, t *executor.Task, verb string) ([]*batchv1.Job, error) {
+	ctx, cancel := e.c.Read(ctx)
+	defer cancel()
+	list, err := e.c.Client.BatchV1().Jobs(e.c.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: cluster.LabelOperation + "=" + t.Assignment.Operation + "," + labelVerb + "=" + verb})
+	if err != nil {
+		return nil, err
+	}
+	var out []*batchv1.Job
+	for i := range list.Items {
+		if on, ok := cluster.ReadMark(list.Items[i].Annotations); ok && on.SameRun(cluster.MarkOf(t)) {
+			out = append(out, &list.Items[i])
+		}
+	}
+	slices.SortFunc(out, func(a, b *batchv1.Job) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
+	return out, nil
+}
+
+// glance waits for a Job's answer until ctx ends: a reset ends by itself. A Job
+// that is over and whose pod is gone has none.
+func (e *devices) glance(ctx context.Context, t *executor.Task, d target, verb string, j *batchv1.Job) (heard, error) {
+	if over(j) {
+		read, cancel := e.c.Read(ctx)
+		defer cancel()
+		list, err := e.c.Client.CoreV1().Pods(e.c.Namespace).List(read, metav1.ListOptions{LabelSelector: labelJobName + "=" + j.Name})
+		if err != nil {
+			return heard{}, err
+		}
+		w := &waiting{e: e, t: quiet(t), d: d, verb: verb, job: j}
+		for i := range list.Items {
+			if h := w.see(seenPod{pod: &list.Items[i]}); h != nil && h.answer != nil {
+				return *h, nil
+			}
+		}
+		return heard{ran: true}, nil
+	}
+	return e.await(ctx, quiet(t), d, verb, j), nil
+}
+
+// over tells whether the Job has come to its end.
+func over(j *batchv1.Job) bool {
+	return slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
+		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
+	})
+}
+
+// quiet is the task of a probe: it shows nothing.
+func quiet(t *executor.Task) *executor.Task {
+	c := *t
+	c.Blocked, c.Cancelled = nil, nil
+	return &c
+}
+
+// probeMark asks the host what it remembers of the run's reset, by a Job that
+// changes nothing. It is made without a fence: harmless whoever makes it, and
+// however often.
+func (e *devices) probeMark(ctx context.Context, t *executor.Task, d target, begun int) executor.Finding {
+	code, why, err := e.nodeState(ctx, d.node)
+	switch {
+	case err != nil:
+		return cluster.Unread(err)
+	case code == report.CodeGone:
+		return executor.Unknown(code, why+": what became of the reset cannot be read any more")
+	case code != "":
+		return executor.Unknown(code, why)
+	}
+	job := e.job(t, d, report.VerbMark, jobName(cluster.MarkOf(t), report.VerbMark, "probe"))
+	made, err := e.c.Client.BatchV1().Jobs(e.c.Namespace).Create(ctx, job, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsAlreadyExists(err): // an earlier probe of this lease: its answer is as good
+		made = job
+	case err != nil:
+		return cluster.Unread(err)
+	}
+	h := e.await(ctx, quiet(t), d, report.VerbMark, made)
+	if h.answer == nil {
+		return executor.Unknown("no_answer", fmt.Sprintf("the host was asked for its mark and has not answered: %s %s", h.code, h.why))
+	}
+	a := h.answer
+	if !a.OK || a.Mark == nil {
+		return executor.Unknown(a.Code, a.Detail)
+	}
+	switch a.Mark.State {
+	case report.MarkDone:
+		e.note(t.Assignment.Operation, func(o *outcome) { o.reset = true })
+		s := fmt.Sprintf("the host's record says that generation %d reset the GPU", a.Mark.Generation)
+		if a.Mark.Detail != "" {
+			s += ": " + a.Mark.Detail
+		}
+		return executor.Found(s)
+	case report.MarkRefused:
+		return executor.ToRun(fmt.Sprintf("the host's record says that the driver refused (%s): %s", a.Mark.Code, a.Mark.Detail))
+	case report.MarkNone:
+		return executor.ToRun(fmt.Sprintf("the host has no reset of this run on record (%d jobs were made)", begun))
+	}
+	return executor.Unknown(a.Code, a.Detail)
+}

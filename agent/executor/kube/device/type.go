@@ -1,0 +1,238 @@
+package device
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/host/report"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// Defaults of Config.
+const (
+	DefaultState        = "/var/lib/opsplane-host"
+	DefaultResetTimeout = 2 * time.Minute
+	DefaultLookTimeout  = 2 * time.Minute
+)
+
+// Config says how the Jobs on the nodes run.
+type Config struct {
+	// Enabled: this cluster's admin allows privileged Jobs in the agent's namespace.
+	// Without it nothing is advertised and every step is refused.
+	Enabled bool
+	// Image is the host program's; Command its path within, /opsplane-host if empty.
+	Image            string
+	Command          []string
+	ImagePullPolicy  corev1.PullPolicy
+	ImagePullSecrets []string
+	// ServiceAccount is the pods'; it needs no right, and no token is mounted.
+	ServiceAccount string
+	// RuntimeClass brings the driver's libraries into the container where the
+	// node's default runtime does not ("nvidia").
+	RuntimeClass  string
+	PriorityClass string
+	// State is the host's folder of marks, DriverRoot where the driver is when it is
+	// not installed on the host itself (/run/nvidia/driver).
+	State, DriverRoot string
+	// ReleasePersistence turns persistence mode off for a reset and on again after
+	// it; without, it holds the device.
+	ReleasePersistence bool
+	// Recorded is a file or folder on the hosts with recorded answers: for
+	// demonstrations, where no GPU is. Every answer says so.
+	Recorded string
+	// ResetTimeout is how long the driver may take for a reset; LookTimeout how long
+	// a Job that only looks may take in all, its image's pull included, and a reset's
+	// Job beyond its reset.
+	ResetTimeout, LookTimeout time.Duration
+}
+
+// check fills in the defaults and refuses what cannot work.
+func (c Config) check() (Config, error) {
+	c.State = cmp.Or(c.State, DefaultState)
+	c.ResetTimeout, c.LookTimeout = cmp.Or(c.ResetTimeout, DefaultResetTimeout), cmp.Or(c.LookTimeout, DefaultLookTimeout)
+	if len(c.Command) == 0 {
+		c.Command = []string{"/opsplane-host"}
+	}
+	switch {
+	case !c.Enabled:
+		return c, errors.New("device.reset is not enabled for this cluster")
+	case c.Image == "":
+		return c, errors.New("device.reset: the image of the host program is not configured")
+	case c.DriverRoot != "" && c.Recorded != "":
+		return c, errors.New("device.reset: recorded answers and a driver root do not go together")
+	}
+	return c, nil
+}
+
+// Rights are what the type needs of the agent's role, no more.
+var Rights = []cluster.Right{
+	{Verb: "create", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to look at, reset and check a device on its node"},
+	{Verb: "list", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to find the reset that an earlier lease began"},
+	{Verb: "get", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to tell whose Job has the name"},
+	{Verb: "delete", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to take away a Job that cannot start, before it starts late"},
+	{Verb: "get", Resource: "nodes", Why: "to tell a Job that does not start from a node that is gone"},
+	{Verb: "list", Resource: "pods", Why: "to read a Job's answer, and to find the pods that hold a device"},
+	{Verb: "watch", Resource: "pods", Why: "to see a Job answer, and the pods that hold a device stop"},
+	{Verb: "create", Resource: "pods/eviction", Why: "to evict the pods that hold a device, with drain: true"},
+	{Verb: "get", Resource: "configmaps", Namespace: cluster.OwnNamespace, Why: "to preview a reset from what the host reports of itself"},
+	cluster.EventRight,
+}
+
+// devices carries the type out.
+type devices struct {
+	c      *cluster.Cluster
+	cfg    Config
+	broken error // the configuration's
+
+	mu    sync.Mutex
+	last  map[string]*outcome // by operation
+	order []string
+}
+
+// outcome is what this process knows of an operation, for Observe.
+type outcome struct {
+	device  *report.Device
+	source  string
+	driver  string
+	took    int64
+	already bool
+	reset   bool
+	drained []string
+	stages  []stage
+}
+
+type stage struct {
+	Step string `json:"step"`
+	MS   int64  `json:"ms"`
+}
+
+// maxKept bounds how many operations are remembered.
+const maxKept = 1_000
+
+// Reset is device.reset.
+func Reset(c *cluster.Cluster, cfg Config) cluster.Type {
+	e := &devices{c: c, last: map[string]*outcome{}}
+	e.cfg, e.broken = cfg.check()
+	t := cluster.Type{
+		Name: "device.reset",
+		Steps: map[string]cluster.Step{
+			"preflight":     {Probe: again, Execute: e.step(e.preflight)},
+			"drain_holders": {Probe: again, Execute: e.step(e.drainHolders)},
+			"reset":         {Probe: e.probeReset, Execute: e.step(e.reset)},
+			"verify":        {Probe: again, Execute: e.step(e.verify)},
+		},
+		Observe: e.observe, Preview: e.preview,
+	}
+	if e.broken == nil {
+		t.Capabilities = []protocol.Capability{{Name: "device.reset", Version: 1}}
+	}
+	return t
+}
+
+func again(context.Context, *executor.Task) executor.Finding {
+	return executor.ToRun("the device is looked at again")
+}
+
+// target is the device and the node of a task.
+type target struct {
+	uuid, node string
+}
+
+// step wraps a step: it finds the target, refuses what cannot be carried out, and
+// counts the time.
+func (e *devices) step(f func(ctx context.Context, t *executor.Task, d target) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
+	return func(ctx context.Context, t *executor.Task) executor.Outcome {
+		ctx = cluster.Operation(ctx, t.Assignment)
+		d, code, why := e.target(t.Assignment)
+		if code != "" {
+			return executor.Permanent(code, why)
+		}
+		begun := e.c.Now()
+		defer func() {
+			e.note(t.Assignment.Operation, func(o *outcome) {
+				o.stages = append(o.stages, stage{t.Step.Name, e.c.Now().Sub(begun).Milliseconds()})
+			})
+		}()
+		return f(ctx, t, d)
+	}
+}
+
+// target finds what the operation is about. A device whose UUID nobody knows is
+// counted by Kubernetes alone: there is nothing to name to its driver.
+func (e *devices) target(a *protocol.Assignment) (d target, code, why string) {
+	if e.broken != nil {
+		return d, report.CodeNotSupported, e.broken.Error()
+	}
+	uuid, ok := report.UUID(a.TargetUID)
+	if !ok {
+		uuid, ok = report.UUID(strings.TrimPrefix(a.TargetName, "device:"))
+	}
+	switch {
+	case !ok:
+		return d, report.CodeNotSupported, fmt.Sprintf("the UUID of device %s is not known: its node reports only how many there are. Install the host helper (hostHelper.enabled) or NVIDIA's DRA driver",
+			cmp.Or(a.TargetUID, a.TargetName))
+	case a.NodeName == "":
+		return d, report.CodeGone, fmt.Sprintf("it is not known on which node device %s is", uuid)
+	}
+	return target{uuid, a.NodeName}, "", ""
+}
+
+// note changes what is remembered of an operation.
+func (e *devices) note(operation string, f func(o *outcome)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	o := e.last[operation]
+	if o == nil {
+		o = &outcome{}
+		e.last[operation] = o
+		if e.order = append(e.order, operation); len(e.order) > maxKept {
+			delete(e.last, e.order[0])
+			e.order = e.order[1:]
+		}
+	}
+	f(o)
+}
+
+// nodeState reads the device's node: a code when no Job can run there.
+func (e *devices) nodeState(ctx context.Context, name string) (code, why string, err error) {
+	ctx, cancel := e.c.Read(ctx)
+	defer cancel()
+	n, err := e.c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return report.CodeGone, fmt.Sprintf("node %s is gone, and its devices with it", name), nil
+	}
+	if err != nil {
+		return "", "", err
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown {
+			return "node_unreachable", fmt.Sprintf("node %s is unreachable since %s: nothing can run there", name, c.LastTransitionTime.UTC().Format(time.RFC3339)), nil
+		}
+	}
+	return "", "", nil
+}
+
+// blocked shows one thing that stands in the way, or none.
+func blocked(t *executor.Task, now ...protocol.Blocker) {
+	if t.Blocked != nil {
+		t.Blocked(now)
+	}
+}
+
+// escalate turns a permanent outcome into one for somebody at the machine.
+func escalate(o executor.Outcome, text string) executor.Outcome {
+	o.Retryable, o.ActionCode, o.ActionText = false, operation.ActEscalate, text
+	return o
+}
