@@ -9,11 +9,12 @@ import (
 	"syscall"
 
 	"github.com/opsplane/opsplane/agent/agentcmd"
+	"github.com/opsplane/opsplane/agent/agentcmd/kubecmd"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal kills
-	code := agentcmd.Main(ctx, os.Args[1:], os.Stdin, os.Stderr, agentcmd.Sim())
+	code := agentcmd.Main(ctx, os.Args[1:], os.Stdin, os.Stderr, kubecmd.Kind(), agentcmd.Sim())
 	os.Exit(code)
 }

@@ -1,12 +1,16 @@
 package kubecmd
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"sigs.k8s.io/yaml"
 )
@@ -16,6 +20,7 @@ const (
 	maxConfigBytes = 1 << 20
 	maxNames       = 1000 // entries of one list or map
 	maxImageBytes  = 1024
+	maxJob         = time.Hour // timeouts of Jobs
 )
 
 // Config is what --kube-config-file holds: what is too long for flags. Unknown
@@ -91,6 +96,14 @@ func (c *Config) check() error {
 			return fmt.Errorf("inventory.components: %q: %q: neither may be empty", chart, name)
 		}
 	}
+	if c.DeviceReset != nil {
+		if err := c.DeviceReset.check(); err != nil {
+			return err
+		}
+	}
+	if c.ComponentUpgrade != nil {
+		return c.ComponentUpgrade.check("componentUpgrade")
+	}
 	return nil
 }
 
@@ -109,23 +122,86 @@ func checkImage(field, image string) error {
 
 // Job is how the pods of a Job are made.
 type Job struct {
-	Image            string      `json:"image"`
-	ImagePullPolicy  string      `json:"imagePullPolicy,omitempty"`
-	ImagePullSecrets []Reference `json:"imagePullSecrets,omitempty"`
-	ServiceAccount   string      `json:"serviceAccount,omitempty"`
+	Image            string   `json:"image"`
+	Command          []string `json:"command,omitempty"` // absent: the image's own place for it
+	ImagePullPolicy  string   `json:"imagePullPolicy,omitempty"`
+	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
+	ServiceAccount   string   `json:"serviceAccount,omitempty"`
+	PriorityClass    string   `json:"priorityClass,omitempty"`
 }
 
-// Reference names an object of the agent's namespace.
-type Reference struct {
-	Name string `json:"name"`
-}
-
-// DeviceReset turns device.reset on.
+// DeviceReset turns device.reset on. See device.Config for what the fields do.
 type DeviceReset struct {
-	Job `json:",inline"`
+	Job
+	RuntimeClass       string   `json:"runtimeClass,omitempty"`
+	State              string   `json:"state,omitempty"`
+	DriverRoot         string   `json:"driverRoot,omitempty"`
+	ReleasePersistence bool     `json:"releasePersistence,omitempty"`
+	Recorded           string   `json:"recorded,omitempty"`
+	ResetTimeout       Duration `json:"resetTimeout,omitempty"`
+	LookTimeout        Duration `json:"lookTimeout,omitempty"`
 }
 
 // ComponentUpgrade turns component.upgrade on.
 type ComponentUpgrade struct {
-	Job `json:",inline"`
+	Job
+}
+
+// Duration is written as Go writes it: 90s, 2m.
+type Duration time.Duration
+
+// UnmarshalJSON reads a duration of more than nothing.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return fmt.Errorf("%s is no duration such as \"90s\"", b)
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil || v <= 0 {
+		return fmt.Errorf("%q is no duration such as \"90s\"", s)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+func (j *Job) check(field string) error {
+	switch j.ImagePullPolicy {
+	case "", "Always", "IfNotPresent", "Never":
+	default:
+		return fmt.Errorf("%s.imagePullPolicy: %q is none of Always, IfNotPresent, Never", field, j.ImagePullPolicy)
+	}
+	for name, value := range map[string]string{"serviceAccount": j.ServiceAccount, "priorityClass": j.PriorityClass} {
+		if value != "" && !subdomainShape.MatchString(value) {
+			return fmt.Errorf("%s.%s: %q is no name", field, name, value)
+		}
+	}
+	for i, s := range j.ImagePullSecrets {
+		if !subdomainShape.MatchString(s) {
+			return fmt.Errorf("%s.imagePullSecrets[%d]: %q is no name", field, i, s)
+		}
+	}
+	return nil
+}
+
+func (d *DeviceReset) check() error {
+	if err := d.Job.check("deviceReset"); err != nil {
+		return err
+	}
+	for name, value := range map[string]string{"state": d.State, "driverRoot": d.DriverRoot, "recorded": d.Recorded} {
+		if value != "" && (!path.IsAbs(value) || path.Clean(value) != value || value == "/") {
+			return fmt.Errorf("deviceReset.%s: %q is no absolute path below /", name, value)
+		}
+	}
+	if d.RuntimeClass != "" && !subdomainShape.MatchString(d.RuntimeClass) {
+		return fmt.Errorf("deviceReset.runtimeClass: %q is no name", d.RuntimeClass)
+	}
+	for name, v := range map[string]Duration{"resetTimeout": d.ResetTimeout, "lookTimeout": d.LookTimeout} {
+		if time.Duration(v) > maxJob {
+			return fmt.Errorf("deviceReset.%s: %s, the limit is %s", name, time.Duration(v), maxJob)
+		}
+	}
+	if d.DriverRoot != "" && d.Recorded != "" {
+		return errors.New("deviceReset.recorded and deviceReset.driverRoot do not go together")
+	}
+	return nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/deployment"
+	"github.com/opsplane/opsplane/agent/executor/kube/device"
 	"github.com/opsplane/opsplane/agent/executor/kube/inventory"
 	"github.com/opsplane/opsplane/agent/executor/kube/node"
 )
@@ -31,7 +32,7 @@ type feature struct {
 func features() []feature {
 	all := []feature{
 		{"agent", slices.Concat(node.Rights, inventory.Rights, deployment.Rights)},
-		{"deviceReset", nil},
+		{"deviceReset", device.Rights},
 		{"componentUpgrade", nil},
 	}
 	granted := map[cluster.Right]bool{}

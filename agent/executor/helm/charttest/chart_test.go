@@ -120,6 +120,8 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"networkPolicy: {planeCIDRs: [plane.example]}", "/networkPolicy/planeCIDRs"},
 		{"networkPolicy: {apiServerPorts: [0]}", "/networkPolicy/apiServerPorts"},
 		{"deviceReset: {enable: true}", "enable"},
+		{"deviceReset: {resetTimeoutSeconds: 1000}", "/deviceReset/resetTimeoutSeconds"},
+		{"host: {driverRoot: /}", "/host/driverRoot"},
 		{"deviceReset: {enabled: 'yes'}", "/deviceReset/enabled"},
 		{"tolerations: [{operator: Exists}]", "node.kubernetes.io/unschedulable"},
 		{"tolerations: [{key: node.kubernetes.io/unschedulable, operator: Exists, effect: NoSchedule}]", "node.kubernetes.io/unschedulable"},
@@ -518,7 +520,7 @@ func TestNames(t *testing.T) {
 // The host helper runs on GPU nodes, cordoned or not, as nobody but itself.
 func TestHostHelper(t *testing.T) {
 	t.Parallel()
-	o, _ := render(t, with(t, "hostHelper: {enabled: true, driverRoot: /run/nvidia/driver, runtimeClassName: nvidia}"))
+	o, _ := render(t, with(t, "hostHelper: {enabled: true}\nhost: {driverRoot: /run/nvidia/driver, runtimeClassName: nvidia}"))
 	d := get[appsv1.DaemonSet](t, o, "DaemonSet/"+fullname+"-host")
 	pod := d.Spec.Template.Spec
 	if pod.ServiceAccountName != fullname+"-host" || o["ServiceAccount/"+fullname+"-host"] == nil || !pod.HostPID || *pod.RuntimeClassName != "nvidia" {
@@ -531,7 +533,7 @@ func TestHostHelper(t *testing.T) {
 		t.Errorf("runs on %+v", terms)
 	}
 	c := pod.Containers[0]
-	if diff := cmp.Diff([]string{"serve", "--driver-root=/driver"}, c.Args); diff != "" {
+	if diff := cmp.Diff([]string{"serve", "--driver-root=/run/nvidia/driver"}, c.Args); diff != "" {
 		t.Error(diff)
 	}
 	paths := map[string]string{}

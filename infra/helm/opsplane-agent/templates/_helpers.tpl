@@ -94,11 +94,18 @@ app.kubernetes.io/part-of: opsplane
 {{/* The agent's configuration file. */}}
 {{- define "opsplane-agent.config" -}}
 {{- $c := dict "inventory" (dict "excludeNamespaces" .Values.inventory.excludeNamespaces "nodeLabels" .Values.inventory.nodeLabels "components" .Values.inventory.components) -}}
-{{- if .Values.deviceReset.enabled -}}
-{{- $_ := set $c "deviceReset" (dict "image" (include "opsplane-agent.image" (list . .Values.deviceReset.image)) "imagePullPolicy" .Values.deviceReset.image.pullPolicy "imagePullSecrets" .Values.imagePullSecrets "serviceAccount" (include "opsplane-agent.jobAccount" .)) -}}
+{{- $pull := list -}}
+{{- range .Values.imagePullSecrets }}{{ $pull = append $pull .name }}{{ end -}}
+{{- with .Values.deviceReset -}}
+{{- if .enabled -}}
+{{- $host := $.Values.host -}}
+{{- $_ := set $c "deviceReset" (dict "image" (include "opsplane-agent.image" (list $ $host.image)) "imagePullPolicy" $host.image.pullPolicy "imagePullSecrets" $pull "serviceAccount" (include "opsplane-agent.jobAccount" $) "runtimeClass" $host.runtimeClassName "priorityClass" .priorityClassName "driverRoot" $host.driverRoot "releasePersistence" .releasePersistence "resetTimeout" (printf "%ds" (int .resetTimeoutSeconds)) "lookTimeout" (printf "%ds" (int .lookTimeoutSeconds))) -}}
 {{- end -}}
-{{- if .Values.componentUpgrade.enabled -}}
-{{- $_ := set $c "componentUpgrade" (dict "image" (include "opsplane-agent.image" (list . .Values.componentUpgrade.image)) "imagePullPolicy" .Values.componentUpgrade.image.pullPolicy "imagePullSecrets" .Values.imagePullSecrets "serviceAccount" (include "opsplane-agent.upgradeAccount" .) "components" .Values.componentUpgrade.components) -}}
+{{- end -}}
+{{- with .Values.componentUpgrade -}}
+{{- if .enabled -}}
+{{- $_ := set $c "componentUpgrade" (dict "image" (include "opsplane-agent.image" (list $ .image)) "imagePullPolicy" .image.pullPolicy "imagePullSecrets" $pull "serviceAccount" (include "opsplane-agent.upgradeAccount" $) "components" .components) -}}
+{{- end -}}
 {{- end -}}
 {{- toYaml $c -}}
 {{- end -}}
