@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,8 +39,8 @@ type KubeletOptions struct {
 	Programs map[string]string
 	// Env is added to the containers' own.
 	Env []string
-	// HostRoot is where the nodes' file system lies that hostPath volumes show; "":
-	// this machine's own.
+	// HostRoot is the folder with the nodes' file system, which hostPath volumes
+	// show; $NODE in it stands for the node's name. "": this machine's own.
 	HostRoot string
 	// Server is the API server's URL that pods are given, such as a Proxy's; "": its
 	// own.
@@ -132,6 +133,11 @@ func StartKubelet(ctx context.Context, config *rest.Config, dir string, o Kubele
 func (k *Kubelet) Close() {
 	k.end()
 	k.wg.Wait()
+}
+
+// HostPath is where a path of a node's file system lies on this machine.
+func (k *Kubelet) HostPath(node, path string) string {
+	return filepath.Join("/", strings.ReplaceAll(k.opts.HostRoot, "$NODE", node), path)
 }
 
 // Output is what the latest pod of this name wrote.

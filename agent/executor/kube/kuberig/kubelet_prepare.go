@@ -3,6 +3,7 @@
 package kuberig
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
 )
 
 // prepare makes the container's command with all that it refers to.
@@ -237,7 +239,7 @@ func (p *podRun) volume(ctx context.Context, v *corev1.Volume) (string, error) {
 	var err error
 	switch {
 	case v.HostPath != nil:
-		return filepath.Join("/", p.k.opts.HostRoot, v.HostPath.Path), nil
+		return p.hostPath(v.HostPath)
 	case v.EmptyDir != nil:
 	case v.ConfigMap != nil:
 		all, err = p.configMap(ctx, v.ConfigMap.Name, v.ConfigMap.Optional)
@@ -270,6 +272,23 @@ func (p *podRun) volume(ctx context.Context, v *corev1.Volume) (string, error) {
 		}
 	}
 	return dir, nil
+}
+
+// hostPath finds a path of the node, and makes or misses it as its type says.
+// https://kubernetes.io/docs/concepts/storage/volumes/#hostpath
+func (p *podRun) hostPath(v *corev1.HostPathVolumeSource) (string, error) {
+	at := p.k.HostPath(p.pod.Spec.NodeName, v.Path)
+	switch kind := cmp.Or(ptr.Deref(v.Type, ""), corev1.HostPathUnset); kind {
+	case corev1.HostPathDirectoryOrCreate:
+		return at, os.MkdirAll(at, 0o755)
+	case corev1.HostPathUnset:
+		return at, nil
+	default:
+		if _, err := os.Stat(at); err != nil {
+			return "", fmt.Errorf("hostPath type check failed: %s is not a %s", v.Path, kind)
+		}
+		return at, nil
+	}
 }
 
 // local replaces what a string says of mounted paths by where those lie: the

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
-	"testing"
 )
 
 // module is the line that the repository's go.mod starts with.
@@ -25,7 +24,7 @@ var (
 // Program builds one of the project's programs, by its folder in the repository,
 // such as "agent/executor/host/opsplane-host", and returns its path. It is built
 // once by each test process, from the sources as they are.
-func Program(t testing.TB, folder string) string {
+func Program(t T, folder string) string {
 	t.Helper()
 	programsMu.Lock()
 	defer programsMu.Unlock()
@@ -80,4 +79,10 @@ func repository() (string, error) {
 			return "", fmt.Errorf("%s is in no checkout of the project", dir)
 		}
 	}
+}
+
+// Program is the function of that name.
+func (r *Rig) Program(folder string) string {
+	r.t.Helper()
+	return Program(r.t, folder)
 }

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"testing"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -40,9 +39,22 @@ const (
 	Kwok              = "kwok" // the kubelets of all nodes
 )
 
+// T is what a rig wants of a test; testing.TB has it.
+type T interface {
+	Cleanup(func())
+	Context() context.Context
+	Errorf(format string, args ...any)
+	Failed() bool
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Helper()
+	Logf(format string, args ...any)
+	TempDir() string
+}
+
 // Rig is a control plane, as one test uses it.
 type Rig struct {
-	t      testing.TB
+	t      T
 	dir    string // the control plane's state
 	id     string // marks what this test made, see LabelRig
 	shared bool
@@ -69,7 +81,7 @@ type Options struct {
 // Shared is the control plane of the whole test run. Others use it at the same
 // time: make nodes and namespaces by this rig, whose names nobody else has, and
 // leave the components alone.
-func Shared(t testing.TB) *Rig {
+func Shared(t T) *Rig {
 	t.Helper()
 	r := &Rig{t: t, dir: env(t, envShared), id: id(), shared: true, clients: map[string]*kubernetes.Clientset{}}
 	if info, err := os.Stat(filepath.Join(r.dir, "audit.log")); err == nil {
@@ -80,7 +92,7 @@ func Shared(t testing.TB) *Rig {
 
 // Start starts a private control plane, which ends with the test. It takes two to
 // four seconds and 400 MB: use Shared where it will do.
-func Start(t testing.TB, o Options) *Rig {
+func Start(t T, o Options) *Rig {
 	t.Helper()
 	r := &Rig{t: t, dir: t.TempDir(), id: id(), clients: map[string]*kubernetes.Clientset{}}
 	args := []string{"plane", "--bin", env(t, envBin), "--dir", r.dir, "--node-grace", o.NodeGrace.String(), "--without", strings.Join(o.Without, ",")}
@@ -102,8 +114,15 @@ func Start(t testing.TB, o Options) *Rig {
 	return r
 }
 
+// Attach is a control plane that somebody else started and nobody else uses, by
+// the folder of its state: names stay as they are given, and nothing is deleted.
+func Attach(t T, dir string) *Rig {
+	t.Helper()
+	return &Rig{t: t, dir: dir, id: id(), clients: map[string]*kubernetes.Clientset{}}
+}
+
 // For is the same rig for a subtest: what that makes ends with it.
-func (r *Rig) For(t testing.TB) *Rig {
+func (r *Rig) For(t T) *Rig {
 	c := &Rig{t: t, dir: r.dir, id: r.id, shared: r.shared, audit: r.audit, plane: r.plane, clients: map[string]*kubernetes.Clientset{}}
 	return c
 }
@@ -137,14 +156,14 @@ func (r *Rig) Log(component string) string {
 func (r *Rig) do(verb, component string) {
 	r.t.Helper()
 	if r.plane == nil {
-		r.t.Fatalf("%s %s: the shared control plane is others' too, use Start", verb, component)
+		r.t.Fatalf("%s %s: this control plane is others' too, use Start", verb, component)
 	}
 	if err := r.plane.do(verb, component); err != nil {
 		r.t.Fatalf("%s %s: %v", verb, component, err)
 	}
 }
 
-func env(t testing.TB, name string) string {
+func env(t T, name string) string {
 	t.Helper()
 	v := os.Getenv(name)
 	if v == "" {
@@ -265,7 +284,7 @@ func await(ctx context.Context, what string, ok func(ctx context.Context) (bool,
 }
 
 // Bin is the folder of the control plane's programs, kubectl among them.
-func Bin(t testing.TB) string {
+func Bin(t T) string {
 	t.Helper()
 	return env(t, envBin)
 }
