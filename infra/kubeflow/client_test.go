@@ -58,6 +58,18 @@ func (s *site) post(path string, body any, want int, into any) {
 	}
 }
 
+// decode reads an answer that must be there.
+func decode[T any](s *site, status int, b []byte) (v T) {
+	s.t.Helper()
+	if status != http.StatusOK {
+		s.t.Fatalf("answered %d %.400s", status, b)
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		s.t.Fatalf("%v in %.400s", err, b)
+	}
+	return v
+}
+
 // list reads a list of at most 200; none while the plane is away.
 func list[T any](s *site, path string) []T {
 	s.t.Helper()
