@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -65,7 +66,7 @@ func (e *nodes) cordon(ctx context.Context, t *executor.Task, p *placing) execut
 				return stopped("invalid_payload", fmt.Sprintf("encode the cordon: %v", err))
 			}
 			set := change{unschedulable: ptr.To(true), annotations: map[string]*string{cluster.AnnotationCordon: ptr.To(string(c)), annotationDrain: nil}}
-			p.write(set.annotations)
+			p.write(n, t.Assignment, set.annotations)
 			return wish{set: set}
 		}
 		if c := CordonOf(n); !ours(c, t.Assignment.Operation) {
@@ -75,7 +76,7 @@ func (e *nodes) cordon(ctx context.Context, t *executor.Task, p *placing) execut
 			return wish{done: fmt.Sprintf("node %s is cordoned", n.Name)}
 		}
 		set := change{annotations: map[string]*string{}}
-		p.write(set.annotations)
+		p.write(n, t.Assignment, set.annotations)
 		return wish{set: set}
 	})
 	p.node = n
@@ -99,10 +100,17 @@ type placing struct {
 	record *record
 }
 
-func (p *placing) write(annotations map[string]*string) {
-	if p.record != nil {
-		annotations[annotationDrain] = ptr.To(p.record.encode())
+// write adds the record to a patch. What an earlier lease of the run wrote there
+// stays: its pods were planned, and it is when the drain began.
+func (p *placing) write(n *corev1.Node, a *protocol.Assignment, annotations map[string]*string) {
+	if p.record == nil {
+		return
 	}
+	if old := readRecord(n, a); old != nil {
+		maps.Copy(old.Pods, p.record.Pods)
+		p.record = old
+	}
+	annotations[annotationDrain] = ptr.To(p.record.encode())
 }
 
 // lift is the patch that opens the node again.

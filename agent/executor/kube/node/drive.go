@@ -21,6 +21,9 @@ const (
 	// lookServing is how long a pod has been stopping when its endpoints are looked
 	// at: most are gone before.
 	lookServing = time.Second
+	// unseenFor is how long an accepted call may stay unseen by the watch before the
+	// pod is read.
+	unseenFor = 10 * time.Second
 	// heartbeat bounds the time between two looks: what is told names times.
 	heartbeat = 10 * time.Second
 )
@@ -219,6 +222,9 @@ func (d *drive) take(r result) {
 	switch r.reply.Category {
 	case cluster.OK:
 		p.tries, p.refusal = 0, nil
+		if !p.terminating() {
+			p.accepted, p.not = true, now.Add(unseenFor)
+		}
 		if r.stage == 0 { // finer than the deletionTimestamp's seconds
 			p.evicted = now
 		}

@@ -122,6 +122,9 @@ func readRecord(n *corev1.Node, a *protocol.Assignment) *record {
 	if err != nil || r.Operation != a.Operation || r.Run != a.Run || r.Planned.IsZero() {
 		return nil
 	}
+	if r.Pods == nil {
+		r.Pods = map[string]string{}
+	}
 	return &r
 }
 

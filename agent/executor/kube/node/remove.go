@@ -83,7 +83,7 @@ func (d *drive) found(p *planned, l *looked) {
 	case l.err != nil:
 		p.refused(&refusal{code: "api_unavailable", rule: "api_server", why: l.err.Error()}, now, 0)
 	default:
-		p.lost, p.pod = false, l.pod
+		p.lost, p.accepted, p.pod = false, false, l.pod
 		if p.terminating() && p.evicted.IsZero() {
 			p.evicted = askedAt(l.pod)
 		}

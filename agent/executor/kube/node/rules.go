@@ -41,16 +41,23 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 	}
 	for _, p := range d.s.plan { // what has run to its end goes when it likes
-		if p.finished && !p.isGone && p.pod != nil && !p.terminating() && p.evicted.IsZero() && !now.Before(p.not) {
+		if p.finished && !p.isGone && p.pod != nil && !p.going() && p.evicted.IsZero() && !now.Before(p.not) {
 			add(p, 0)
 		}
 	}
 	for _, p := range l.waiting {
-		l.pending = l.pending || !p.terminating()
+		l.pending = l.pending || !p.going()
 	}
 	for _, p := range l.waiting {
+		if p.accepted && !now.Before(p.not) { // the watch should have shown it
+			p.lost = true
+		}
 		if p.terminating() {
 			d.lookStopping(l, p, force, left, add)
+			continue
+		}
+		if p.accepted && !p.lost {
+			l.wake(p.not.Sub(now))
 			continue
 		}
 		if p.wave > l.waiting[0].wave && !force {

@@ -44,6 +44,7 @@ type planned struct {
 	// 2 without.
 	stage int
 
+	accepted bool // the API server took the eviction, and the watch has not shown it yet
 	inFlight bool
 	lost     bool // the answer to the last call was: the pod is read before the next
 	tries    int  // refused in a row
@@ -55,8 +56,12 @@ type planned struct {
 	dangling string // the service that still names it though it is gone
 }
 
-// terminating tells whether the pod was told to stop.
+// terminating tells whether the pod is seen to be told to stop.
 func (p *planned) terminating() bool { return p.pod != nil && p.pod.DeletionTimestamp != nil }
+
+// going tells whether the pod is on its way: seen to be, or by the API server's
+// word, which the watch confirms a moment later.
+func (p *planned) going() bool { return p.terminating() || p.accepted }
 
 // left tells whether the pod is still waited for.
 func (p *planned) left() bool { return !p.isGone && !p.finished }

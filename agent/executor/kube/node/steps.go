@@ -51,7 +51,7 @@ func (e *drainer) cordonPlanned(ctx context.Context, t *executor.Task, s *sessio
 	o := e.cordon(ctx, t, p)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.record = r
+	s.record = p.record
 	if o.Class == operation.OutcomeDone {
 		s.node, s.nodeAt = p.node, e.c.Now()
 	}
