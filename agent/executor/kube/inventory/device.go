@@ -26,6 +26,7 @@ type gpu struct {
 	detail  string
 	holders int
 	xids    []xid
+	version int64 // of the object that tells of it
 }
 
 // xid is one kind of driver error of a GPU, as last counted.
@@ -37,7 +38,7 @@ type xid struct {
 
 // deviceState is a device as it is reported.
 type deviceState struct {
-	gpu
+	*gpu
 	uid     string
 	node    *nodeState
 	changed int64
@@ -121,27 +122,56 @@ func (m *model) refreshDevices(nodeName string) {
 			found = append(found, g)
 		}
 	}
-	now := map[string]gpu{}
-	for _, g := range found {
-		m.conditioned(s, &g, len(found))
-		if len(now) < gpusMost {
-			now[deviceUID(s, &g)] = g
+	now := map[string]*gpu{}
+	for i := range found[:min(len(found), gpusMost)] {
+		conditioned(s, &found[i])
+		now[deviceUID(s, &found[i])] = &found[i]
+	}
+	m.claim(s, now)
+}
+
+// claim takes what a node has now. Devices whose UUID comes to be known are those
+// that were there: they neither leave nor join.
+func (m *model) claim(s *nodeState, now map[string]*gpu) {
+	was := s.claims
+	s.claims = now
+	renamed := 0
+	for uid := range was {
+		if now[uid] == nil && unidentified(uid) {
+			renamed++
 		}
 	}
-	identified := 0 // devices that are the same and have a better name now
-	for uid := range s.devices {
-		if _, still := now[uid]; !still && unidentified(uid) {
-			identified++
-		}
-	}
-	for _, uid := range slices.Sorted(maps.Keys(s.devices)) {
-		if _, still := now[uid]; !still {
-			m.lose(uid, s, len(found) >= len(s.devices) && unidentified(uid))
+	renamedAll := len(now) >= len(was)
+	for _, uid := range slices.Sorted(maps.Keys(was)) {
+		if now[uid] == nil {
+			m.claimants[uid] = slices.DeleteFunc(m.claimants[uid], func(x *nodeState) bool { return x == s })
+			m.resolve(uid, renamedAll && unidentified(uid))
 		}
 	}
 	for _, uid := range slices.Sorted(maps.Keys(now)) {
-		m.applyDevice(uid, now[uid], s, identified > 0 && !unidentified(uid))
+		if was[uid] == nil {
+			m.claimants[uid] = append(m.claimants[uid], s)
+		}
+		m.resolve(uid, renamed > 0 && !unidentified(uid))
 	}
+}
+
+// resolve finds out where a device is. A GPU that was put into another machine
+// may be claimed by two nodes for a while: the newest claim counts, so that every
+// agent comes to the same.
+func (m *model) resolve(uid string, renamed bool) {
+	var s *nodeState
+	for _, x := range m.claimants[uid] {
+		if s == nil || x.claims[uid].version > s.claims[uid].version || x.claims[uid].version == s.claims[uid].version && x.uid > s.uid {
+			s = x
+		}
+	}
+	if s == nil {
+		delete(m.claimants, uid)
+		m.lose(uid, renamed)
+		return
+	}
+	m.applyDevice(uid, s.claims[uid], s, renamed)
 }
 
 // sameGPU tells whether two sources mean one GPU of a node.
@@ -165,7 +195,7 @@ func merge(a, b gpu) gpu {
 	if rank(b.health) > rank(a.health) {
 		a.health, a.detail = b.health, b.detail
 	}
-	a.holders = max(a.holders, b.holders)
+	a.holders, a.version = max(a.holders, b.holders), max(a.version, b.version)
 	return a
 }
 
@@ -200,7 +230,7 @@ var anyPCI = regexp.MustCompile(`(?i)\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2
 
 // conditioned lowers a device's health by what the node's conditions say of GPUs:
 // of the one that a message names, else of all.
-func (m *model) conditioned(s *nodeState, g *gpu, _ int) {
+func conditioned(s *nodeState, g *gpu) {
 	for _, b := range s.bad {
 		if !gpuWords.MatchString(b.typ) || !names(&b, g) {
 			continue
@@ -241,39 +271,44 @@ func sameDevice(a, b *gpu) bool {
 
 // applyDevice takes a device as it is now. known says that it was reported
 // before, without its UUID.
-func (m *model) applyDevice(uid string, is gpu, s *nodeState, known bool) {
+func (m *model) applyDevice(uid string, is *gpu, s *nodeState, known bool) {
 	was := m.devices[uid]
 	d := &deviceState{gpu: is, uid: uid, node: s}
 	m.devices[uid] = d
-	if was != nil && was.node == s && sameDevice(&was.gpu, &is) {
+	if was != nil && was.node == s && sameDevice(was.gpu, is) {
 		d.changed = was.changed
 		m.xids(was, d)
 		return
 	}
 	d.changed = m.mark(kindDevice, uid)
-	if !s.devices[uid] {
-		s.devices[uid] = true
+	detail := map[string]any{"node": s.name, "node_uid": s.uid, "index": is.index, "product": is.product, "health": is.health, "detail": is.detail}
+	if was == nil || was.node != s {
+		s.owned++
 		m.touchNode(s)
 	}
-	detail := map[string]any{"node": s.name, "node_uid": s.uid, "index": is.index, "product": is.product, "health": is.health, "detail": is.detail}
-	if was != nil && was.node != s { // it was put into another machine
-		delete(was.node.devices, uid)
-		if m.nodes[was.node.uid] == was.node {
-			m.touchNode(was.node)
-		}
+	if was != nil && was.node != s {
 		detail["from_node"] = was.node.name
+		m.disown(was.node)
 	}
 	switch {
 	case was == nil && known:
 	case was == nil || was.node != s:
 		m.tell("device.joined", kindDevice, uid, uid, time.Time{}, detail)
-	case was.health == report.HealthOK && is.health != report.HealthOK, rank(is.health) > rank(was.health):
+	case rank(is.health) > rank(was.health):
 		m.tell("device.degraded", kindDevice, uid, uid, time.Time{}, detail)
 	case was.health != report.HealthOK && is.health == report.HealthOK:
 		m.tell("device.recovered", kindDevice, uid, uid, time.Time{}, detail)
 	}
 	if was != nil {
 		m.xids(was, d)
+	}
+}
+
+// disown takes a device off a node that may be gone itself.
+func (m *model) disown(s *nodeState) {
+	s.owned--
+	if m.nodes[s.uid] == s {
+		m.touchNode(s)
 	}
 }
 
@@ -299,25 +334,20 @@ func (m *model) xids(was, is *deviceState) {
 	}
 }
 
-// lose takes a device off a node. renamed says that it is still there, under its
-// UUID.
-func (m *model) lose(uid string, s *nodeState, renamed bool) {
+// lose takes a device that nobody tells of any more. renamed says that it is
+// still there, under its UUID.
+func (m *model) lose(uid string, renamed bool) {
 	d := m.devices[uid]
-	delete(s.devices, uid)
-	if d == nil || d.node != s {
+	if d == nil {
 		return
 	}
 	delete(m.devices, uid)
 	m.mark(kindDevice, uid)
-	if m.nodes[s.uid] == s {
-		m.touchNode(s)
-	}
+	m.disown(d.node)
 	if !renamed {
-		m.tell("device.left", kindDevice, uid, uid, time.Time{}, map[string]any{"node": s.name, "node_uid": s.uid, "index": d.index})
+		m.tell("device.left", kindDevice, uid, uid, time.Time{}, map[string]any{"node": d.node.name, "node_uid": d.node.uid, "index": d.index})
 	}
 }
-
-func (m *model) dropDevice(uid string, s *nodeState) { m.lose(uid, s, false) }
 
 func (m *model) reportDevice(d *deviceState) protocol.Device {
 	return protocol.Device{UID: d.uid, Aliases: aliases(d), NodeUID: d.node.uid, NodeName: d.node.name, Index: d.index, Product: d.product,

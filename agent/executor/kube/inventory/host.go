@@ -40,7 +40,7 @@ func (m *model) stripHost(obj any) (*host, bool) {
 	h := &host{head: headOf(o), node: intern(r.Node), code: intern(r.Code), detail: r.Detail}
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		g := gpu{uuid: d.UUID, pci: intern(d.PCI), index: d.Index, product: intern(d.Product), health: intern(d.Health), detail: d.Detail, holders: holders(d)}
+		g := gpu{uuid: d.UUID, pci: intern(d.PCI), index: d.Index, product: intern(d.Product), health: intern(d.Health), detail: d.Detail, holders: holders(d), version: h.version}
 		for _, x := range d.XIDs {
 			g.xids = append(g.xids, xid{code: x.Code, count: x.Count, victimOf: x.VictimOf, class: intern(x.Class), text: intern(x.Text), last: x.Last})
 		}

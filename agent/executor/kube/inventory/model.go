@@ -43,6 +43,7 @@ type model struct {
 	slices    map[string]map[*slice]struct{} // by node name
 	hosts     map[string]*host               // by node name
 	devices   map[string]*deviceState        // by UID
+	claimants map[string][]*nodeState        // of a device
 	workloads map[string]*workload           // by kind and key
 	byUIDs    map[string]*workload           // those that are reported
 	parts     map[string]map[*workload]struct{}
@@ -79,7 +80,7 @@ func newModel(o *Options, now func() time.Time) *model {
 		opts: o, now: now, log: log,
 		nodes: map[string]*nodeState{}, nodeNames: map[string]*nodeState{},
 		pods: map[string]map[*pod]struct{}{}, budgets: map[string]map[*budget]struct{}{},
-		slices: map[string]map[*slice]struct{}{}, hosts: map[string]*host{}, devices: map[string]*deviceState{},
+		slices: map[string]map[*slice]struct{}{}, hosts: map[string]*host{}, devices: map[string]*deviceState{}, claimants: map[string][]*nodeState{},
 		workloads: map[string]*workload{}, byUIDs: map[string]*workload{}, parts: map[string]map[*workload]struct{}{}, comps: map[string]*component{},
 		folds: map[foldKey]*fold{}, dirty: map[object]struct{}{},
 		ready: make(chan struct{}), ring: make(chan struct{}, 1),

@@ -37,7 +37,8 @@ type node struct {
 // nodeState is a node with what is known around it.
 type nodeState struct {
 	*node
-	devices  map[string]bool // UIDs
+	claims   map[string]*gpu // the devices that its sources name, by UID
+	owned    int             // devices that are on it
 	blockers []protocol.Blocker
 	changed  int64
 	judged   time.Time
@@ -203,7 +204,7 @@ func (m *model) applyNode(was, is *node) {
 		if old := m.nodeNames[is.name]; old != nil { // its deletion was not seen: another node has its name now
 			m.dropNode(old.node)
 		}
-		s = &nodeState{node: is, devices: map[string]bool{}, unjudged: true}
+		s = &nodeState{node: is, unjudged: true}
 		m.nodes[is.uid], m.nodeNames[is.name] = s, s
 		s.changed = m.mark(kindNode, is.uid)
 		m.tell("node.joined", kindNode, is.uid, is.name, time.Time{}, map[string]any{"ready": is.ready})
@@ -236,9 +237,7 @@ func (m *model) dropNode(n *node) {
 	}
 	m.mark(kindNode, n.uid)
 	m.tell("node.left", kindNode, n.uid, n.name, time.Time{}, nil)
-	for uid := range s.devices {
-		m.dropDevice(uid, s)
-	}
+	m.claim(s, nil)
 }
 
 func (m *model) nodeEvents(was, is *node) {
@@ -307,5 +306,5 @@ func (m *model) reportNode(s *nodeState) protocol.Node {
 		labels[labelCondition+b.typ] = cut(strings.Trim(b.reason+": "+b.message, ": "), maxLabelValue)
 	}
 	return protocol.Node{UID: s.uid, Name: s.name, Revision: m.revision(s.changed), Schedulable: s.schedulable, Ready: s.ready, Cordon: s.cordon,
-		Labels: labels, GPUs: len(s.devices), Pods: len(m.pods[s.name]), Blockers: s.blockers}
+		Labels: labels, GPUs: s.owned, Pods: len(m.pods[s.name]), Blockers: s.blockers}
 }

@@ -53,7 +53,7 @@ func stripSlice(obj any) (*slice, bool) {
 		if typ := get("type"); typ != "" && typ != "gpu" && typ != "vfio" {
 			continue
 		}
-		g := gpu{product: intern(cut(get("productName", "model", "family"), 256)), health: report.HealthOK, index: -1}
+		g := gpu{product: intern(cut(get("productName", "model", "family"), 256)), health: report.HealthOK, index: -1, version: s.version}
 		g.uuid, _ = report.UUID(get("uuid"))
 		g.pci, _ = report.PCI(get("pciBusID", "pciAddress"))
 		g.pci = intern(g.pci)
