@@ -26,7 +26,7 @@ const everything = `
 plane: {caSecret: plane-ca}
 deviceReset: {enabled: true}
 hostHelper: {enabled: true}
-componentUpgrade: {enabled: true, components: {gpu-operator: {release: gpu-operator, namespace: gpu-operator, chart: "oci://ghcr.io/nvidia/gpu-operator"}}}
+componentUpgrade: {enabled: true}
 metrics: {serviceMonitor: {enabled: true, labels: {release: prometheus}}}
 priorityClassName: system-cluster-critical
 imagePullSecrets: [{name: registry}]
@@ -567,5 +567,36 @@ func TestHostHelper(t *testing.T) {
 		if strings.HasSuffix(key, "-host") {
 			t.Errorf("%s without the host helper", key)
 		}
+	}
+}
+
+// configFile is what the agent's own test reads (agent/agentcmd/kubecmd).
+const configFile = "../../../agentcmd/kubecmd/testdata/chart.yaml"
+
+// The configuration that the chart writes is the one that the agent is tested
+// with. OPSPLANE_WRITE=1 writes it.
+func TestConfigurationIsTheAgents(t *testing.T) {
+	t.Parallel()
+	o, _ := render(t, with(t, everything))
+	var text string
+	for key := range o {
+		if strings.HasPrefix(key, "ConfigMap/") {
+			text = get[corev1.ConfigMap](t, o, key).Data["kube.yaml"]
+		}
+	}
+	if os.Getenv("OPSPLANE_WRITE") != "" {
+		if err := os.MkdirAll(filepath.Dir(configFile), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(configFile, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	was, err := os.ReadFile(configFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(was), text); diff != "" {
+		t.Error(diff)
 	}
 }

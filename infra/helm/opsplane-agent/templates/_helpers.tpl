@@ -104,7 +104,7 @@ app.kubernetes.io/part-of: opsplane
 {{- end -}}
 {{- with .Values.componentUpgrade -}}
 {{- if .enabled -}}
-{{- $_ := set $c "componentUpgrade" (dict "image" (include "opsplane-agent.image" (list $ .image)) "imagePullPolicy" .image.pullPolicy "imagePullSecrets" $pull "serviceAccount" (include "opsplane-agent.upgradeAccount" $) "components" .components) -}}
+{{- $_ := set $c "componentUpgrade" (dict "image" (include "opsplane-agent.image" (list $ .image)) "imagePullPolicy" .image.pullPolicy "imagePullSecrets" $pull "serviceAccount" (include "opsplane-agent.upgradeAccount" $)) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $c -}}
