@@ -40,6 +40,13 @@ func absent(err error) error {
 func (r *Rig) Namespace() string {
 	r.t.Helper()
 	name := r.Name("ns")
+	r.NamespaceNamed(name)
+	return name
+}
+
+// NamespaceNamed makes a namespace of this name, as Namespace does.
+func (r *Rig) NamespaceNamed(name string) {
+	r.t.Helper()
 	if _, err := r.admin().CoreV1().Namespaces().Create(r.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 		r.t.Fatalf("make namespace: %v", err)
 	}
@@ -53,5 +60,4 @@ func (r *Rig) Namespace() string {
 		_, err := r.admin().CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
 		return err == nil, err
 	})
-	return name
 }

@@ -247,3 +247,15 @@ func (r *Rig) Pods(namespace, app string) []corev1.Pod {
 	}
 	return l.Items
 }
+
+// AwaitPods waits until the pods of the app are as ok says.
+func (r *Rig) AwaitPods(namespace, app, what string, ok func([]corev1.Pod) bool) {
+	r.t.Helper()
+	r.await(fmt.Sprintf("pods of %s: %s", app, what), func(ctx context.Context) (bool, error) {
+		l, err := r.admin().CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: labelApp + "=" + app})
+		if err != nil {
+			return false, err
+		}
+		return ok(l.Items), nil
+	})
+}
