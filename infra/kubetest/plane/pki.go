@@ -188,7 +188,24 @@ current-context: kubetest
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		return "", fmt.Errorf("write kubeconfig of %s: %w", user, err)
 	}
-	return path, os.WriteFile(filepath.Join(dir, "url"), []byte(url), 0o600)
+	return path, keepURL(dir, url)
+}
+
+// keepURL keeps the API server's address for the users that are made later. Several
+// are made at once, and none may read half of it.
+func keepURL(dir, url string) error {
+	path := filepath.Join(dir, "url")
+	if b, err := os.ReadFile(path); err == nil && string(b) == url {
+		return nil
+	}
+	temp := fmt.Sprintf("%s.%d", path, os.Getpid())
+	if err := os.WriteFile(temp, []byte(url), 0o600); err != nil {
+		return fmt.Errorf("keep the API server's address: %w", err)
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return fmt.Errorf("keep the API server's address: %w", err)
+	}
+	return nil
 }
 
 func newKey() (*ecdsa.PrivateKey, error) {
