@@ -112,7 +112,11 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 			}
 			end = w.see(s)
 		case err := <-failed:
-			w.block("api_unavailable", err.Error())
+			if o := cluster.Broken(err); o.ErrorCode == "forbidden" {
+				end = &heard{ran: true, code: o.ErrorCode, why: o.Detail}
+			} else {
+				w.block(o.ErrorCode, o.Detail)
+			}
 		case <-patient.C:
 			w.impatient = true
 			end = w.see(w.last)
@@ -356,6 +360,8 @@ func (h heard) silent(verb string) executor.Outcome {
 			o.Detail += ": " + h.why
 		}
 		return o
+	case h.code == "forbidden":
+		return executor.Permanent(h.code, h.why)
 	case h.code == "image_pull_failed":
 		o := executor.Permanent(h.code, h.why)
 		o.ActionText = "make the host program's image available to the node (deviceReset.image), then reset again"

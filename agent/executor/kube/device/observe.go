@@ -61,6 +61,11 @@ func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *exec
 		UID: d.uuid, Aliases: dev.Spellings(d.node), NodeName: d.node, Index: dev.Index, Product: dev.Product,
 		Health: dev.Health, Detail: dev.Detail, Holders: len(dev.Holders),
 	}}}
+	read, cancel := e.c.Read(ctx)
+	defer cancel()
+	if n, err := e.c.Client.CoreV1().Nodes().Get(read, d.node, metav1.GetOptions{}); err == nil {
+		end.Observed.Devices[0].NodeUID = string(n.UID)
+	}
 	end.Message = fmt.Sprintf("GPU %s is %s", d.uuid, dev.Health)
 	if dev.Detail != "" {
 		end.Message += ": " + dev.Detail
