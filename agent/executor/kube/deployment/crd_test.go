@@ -20,7 +20,6 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 	"github.com/opsplane/opsplane/shared/operation"
-	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
@@ -155,7 +154,7 @@ spec: {replicas: 1, leaderWorkerTemplate: {size: 2, workerTemplate: {spec: {cont
 		t.Fatalf("wait: %+v; progress %v", o, l.progress)
 	}
 	s.must(l, "confirm")
-	end := executor.Ending{Observed: &protocol.Inventory{}}
+	end := executor.Ending{}
 	l.typ.Observe(s.ctx(), l.Assignment, &end)
 	if d := end.Observed.Deployments; len(d) != 1 || d[0].Kind != "LeaderWorkerSet" || d[0].Image != "w:1" || !has(end.Verified, "carries this restart") {
 		t.Errorf("ending %+v", end)

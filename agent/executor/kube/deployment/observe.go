@@ -27,7 +27,7 @@ func (r *roller) observe(ctx context.Context, a *protocol.Assignment, end *execu
 		return
 	}
 	by := cluster.Mark{Operation: a.Operation, Run: a.Run, Generation: a.Generation}
-	end.Observed.Deployments = []protocol.Deployment{d.report()}
+	end.Observed = &protocol.Inventory{Deployments: []protocol.Deployment{d.report()}}
 	end.NotVerified = []string{"application readiness"}
 	end.Message = d.String()
 	if d.restarted(by) && phase(a, "restart") != operation.StepUnknown {

@@ -70,7 +70,7 @@ func TestRollRestartsWhatHasNotChanged(t *testing.T) {
 		if len(l.commands) != 1 || l.commands[0] != "restart "+s.ns+"/"+app+": ok" {
 			t.Errorf("%s: commands %v", tt.kind, l.commands)
 		}
-		end := executor.Ending{Observed: &protocol.Inventory{}}
+		end := executor.Ending{}
 		l.typ.Observe(s.ctx(), l.Assignment, &end)
 		if !has(end.Verified, "carries this restart") || !has(end.Verified, "the pods of before are gone") || len(end.Residual) > 0 ||
 			len(end.Observed.Deployments) != 1 || end.Observed.Deployments[0].Image != "registry.example/server:1" || !has(end.NotVerified, "application readiness") {
@@ -148,7 +148,7 @@ func TestRollFailsWithItsFirstCause(t *testing.T) {
 			if f := l.probe(s.ctx(), "wait"); f.Phase != operation.StepFailed || f.ErrorCode != tt.code {
 				t.Errorf("the probe finds %+v", f)
 			}
-			end := executor.Ending{Observed: &protocol.Inventory{}}
+			end := executor.Ending{}
 			l.typ.Observe(s.ctx(), l.Assignment, &end)
 			if len(end.Residual) != 1 || end.Residual[0].Step != "wait" {
 				t.Errorf("ending %+v", end)

@@ -14,7 +14,6 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 	"github.com/opsplane/opsplane/shared/operation"
-	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // quick bounds, so that a test need not wait for what production waits for.
@@ -55,7 +54,7 @@ func TestUndoGoesBackToThePodsOfBefore(t *testing.T) {
 			t.Errorf("replica set %s has %d replicas, known before: %v", name, rs, known)
 		}
 	}
-	end := executor.Ending{Observed: &protocol.Inventory{}}
+	end := executor.Ending{}
 	l.typ.Observe(s.ctx(), l.Assignment, &end)
 	if !has(end.Verified, "that of before the restart") || len(end.Residual) > 0 {
 		t.Errorf("ending %+v", end)
