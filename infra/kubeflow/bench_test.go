@@ -163,7 +163,7 @@ func BenchmarkFirstEffect(b *testing.B) {
 		first := map[string]time.Time{}
 		for _, e := range rig.Audit() {
 			what := e.Resource + "/" + e.Subresource
-			if strings.Contains(e.UserAgent, o.ID) && e.Verb != "get" && e.Verb != "list" && e.Verb != "watch" && !strings.Contains(string(e.Request), "dryRun") && !strings.Contains(e.URI, "dryRun") {
+			if strings.Contains(e.UserAgent, o.ID) && e.Verb != "get" && e.Verb != "list" && e.Verb != "watch" && !dry(e) {
 				if at, ok := first[what]; !ok || e.Done.Before(at) {
 					first[what] = e.Done
 				}

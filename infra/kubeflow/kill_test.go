@@ -41,7 +41,10 @@ func TestKilledAtEveryBoundary(t *testing.T) {
 		for _, server := range []string{"cluster", "plane"} {
 			counts[server] = killedAt(t, moment{server: server, n: maxMoments + 1, at: before})
 			if n := counts[server]; n < 4 || n > maxMoments {
-				t.Fatalf("an undisturbed drain changed the %s %d times", server, n)
+				t.Fatalf("an undisturbed drain asked the %s %d times", server, n)
+			}
+			if server == "plane" { // two reports go as one when the agent is slow
+				counts[server]--
 			}
 		}
 	})
@@ -85,27 +88,21 @@ func killedAt(t *testing.T, m moment) int {
 	s.thing("nodes", node.Name)
 
 	var mu sync.Mutex
-	seen, struck := 0, ""
+	struck := ""
 	var killed time.Time
-	strike := func(server string, counts func(r *http.Request) bool) func(r *http.Request, at place) bool {
-		return func(r *http.Request, at place) bool {
-			if !counts(r) {
-				return false
-			}
+	strike := func(server string) func(r *http.Request, n int, at place) bool {
+		return func(r *http.Request, n int, at place) bool {
 			mu.Lock()
 			defer mu.Unlock()
-			if server == m.server && at == before {
-				seen++
-			}
-			if struck == "" && server == m.server && at == m.at && seen == m.n {
+			if struck == "" && server == m.server && n == m.n && at == m.at {
 				first.kill()
 				struck, killed = r.URL.Path, time.Now()
 			}
 			return struck != "" // whatever else was under way dies with it
 		}
 	}
-	toAPI.on(strike("cluster", changes))
-	toPlane.on(strike("plane", func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/v1/agent/reports") }))
+	toAPI.on(changes, strike("cluster"))
+	toPlane.on(func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/v1/agent/reports") }, strike("plane"))
 
 	asked := s.want("node.drain", "node:"+node.Name, nil, 2*time.Minute)
 	undisturbed := m.n > maxMoments
@@ -119,11 +116,12 @@ func killedAt(t *testing.T, m moment) int {
 		none := struck == ""
 		mu.Unlock()
 		if none {
-			t.Fatalf("the drain ended before its moment %s, after %d", m, seen)
+			t.Fatalf("the drain ended before its moment %s: it had %d changes and %d reports", m, toAPI.count(), toPlane.count())
 		}
 		s.agent("")
 	}
 	o := s.ended(asked.ID, lease+callDeadline+30*time.Second)
+	seen := map[string]int{"cluster": toAPI.count(), "plane": toPlane.count()}[m.server]
 	if o.Phase != operation.Succeeded {
 		t.Fatalf("killed at %s (%s): %s", m, struck, o)
 	}
@@ -142,8 +140,6 @@ func killedAt(t *testing.T, m moment) int {
 	if o = s.ended(s.want("node.uncordon", "node:"+node.Name, nil, time.Minute).ID, 30*time.Second); o.Phase != operation.Succeeded {
 		t.Errorf("the uncordon behind it: %s", o)
 	}
-	mu.Lock()
-	defer mu.Unlock()
 	return seen
 }
 
@@ -153,7 +149,7 @@ func onceEach(t *testing.T, rig *kuberig.Rig, ns, struck string) {
 	t.Helper()
 	accepted := map[types.UID]int{}
 	for _, e := range rig.Audit() {
-		if e.Subresource != "eviction" || e.Namespace != ns || e.Code >= 300 || e.Code == 0 || strings.Contains(e.URI, "dryRun") || strings.Contains(string(e.Request), "dryRun") {
+		if e.Subresource != "eviction" || e.Namespace != ns || e.Code >= 300 || e.Code == 0 || dry(e) {
 			continue
 		}
 		uid := e.PreconditionUID()
@@ -167,4 +163,9 @@ func onceEach(t *testing.T, rig *kuberig.Rig, ns, struck string) {
 	if len(accepted) == 0 {
 		t.Error("the audit log has no eviction")
 	}
+}
+
+// dry tells whether a request was only to be judged.
+func dry(e kuberig.AuditEvent) bool {
+	return strings.Contains(e.URI, "dryRun=All") || strings.Contains(string(e.Request), `"dryRun":["All"]`)
 }

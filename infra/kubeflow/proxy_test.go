@@ -3,6 +3,7 @@
 package kubeflow
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -33,22 +34,48 @@ var errDropped = errors.New("dropped")
 // passage stands between an agent and a server. A hook that returns true ends the
 // request there: before the server saw it, or after, with the answer lost.
 type passage struct {
-	url  string
-	mu   sync.Mutex
-	hook func(r *http.Request, at place) bool
+	url    string
+	mu     sync.Mutex
+	counts func(r *http.Request) bool
+	hook   func(r *http.Request, n int, at place) bool
+	seen   int
 }
 
-func (p *passage) on(hook func(r *http.Request, at place) bool) {
+// number is the key of a request's number among those that count.
+type number struct{}
+
+// on has the hook called for the requests that count, numbered from 1 in the order
+// in which they came.
+func (p *passage) on(counts func(r *http.Request) bool, hook func(r *http.Request, n int, at place) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.hook = hook
+	p.counts, p.hook = counts, hook
+}
+
+// count is how many requests counted so far.
+func (p *passage) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seen
+}
+
+// numbered gives a request that counts its number, and others none.
+func (p *passage) numbered(r *http.Request) *http.Request {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.counts == nil || !p.counts(r) {
+		return r
+	}
+	p.seen++
+	return r.WithContext(context.WithValue(r.Context(), number{}, p.seen))
 }
 
 func (p *passage) drops(r *http.Request, at place) bool {
+	n, ok := r.Context().Value(number{}).(int)
 	p.mu.Lock()
 	hook := p.hook
 	p.mu.Unlock()
-	return hook != nil && hook(r, at)
+	return ok && hook(r, n, at)
 }
 
 // passageTo opens a passage to a server that transport reaches.
@@ -72,6 +99,7 @@ func passageTo(t testing.TB, target string, transport http.RoundTripper) *passag
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r = p.numbered(r)
 		if p.drops(r, before) {
 			panic(http.ErrAbortHandler)
 		}
