@@ -41,9 +41,9 @@ type Options struct {
 	Mark       Mark
 	// Correlation is the operation's correlation id, for the audit log.
 	Correlation string
-	// Recover: the pods of the operation's older generations are known to be gone,
-	// so what one of them left pending is nobody's any more.
-	Recover   bool
+	// Recover are generations of the operation whose pods are known to be gone: what
+	// one of them left pending is nobody's any more.
+	Recover   []int64
 	Rollback  bool
 	PlainHTTP bool
 	// Kubeconfig is a file; empty: KUBECONFIG, or the pod's service account.

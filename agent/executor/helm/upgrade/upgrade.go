@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"helm.sh/helm/v4/pkg/action"
@@ -90,7 +91,7 @@ func (j *job) recover(ctx context.Context, h history) (history, error) {
 		return h, nil
 	}
 	m, marked := markOf(last)
-	if !j.Recover || !marked || m.Operation != j.Mark.Operation || m.Generation >= j.Mark.Generation {
+	if !marked || m.Operation != j.Mark.Operation || !slices.Contains(j.Recover, m.Generation) {
 		return nil, pending(j.Release, h)
 	}
 	j.log.Warn("taking over a revision that was left pending", "revision", last.Version, "generation", m.Generation)

@@ -160,7 +160,7 @@ func TestReleaseThatIsPending(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	s.store(func(r *release.Release) { r.SetStatus(common.StatusPendingUpgrade, "somebody's") })
-	for _, recover := range []bool{false, true} { // nobody takes over what is not the operation's
+	for _, recover := range [][]int64{nil, {1}} { // nobody takes over what is not the operation's
 		o := s.options("1.1.0")
 		o.Recover, o.Mark.Generation = recover, 2
 		for _, verb := range []string{answer.Preflight, answer.Upgrade} {
@@ -210,7 +210,7 @@ func TestUpgradeThatWasCutOffIsTakenUp(t *testing.T) {
 	if a := s.run(answer.Upgrade, o); a.Code != answer.ReleasePending || a.Release.Operation != "op_1" || a.Release.Generation != 1 {
 		t.Errorf("while its pod may live: %+v", a)
 	}
-	o.Recover = true
+	o.Recover = []int64{1}
 	a := s.run(answer.Upgrade, o)
 	if a.Code != "" || a.Own.Revision != 3 || a.Own.Generation != 2 {
 		t.Errorf("taken up: %+v", a)
@@ -231,7 +231,7 @@ func TestRollbackThatWasCutOffIsTakenUp(t *testing.T) {
 	s := setup(t)
 	s.cutOff(Mark{"op_1", 1, 1}, true)
 	o := s.options("1.1.0")
-	o.Mark.Generation, o.Recover = 2, true
+	o.Mark.Generation, o.Recover = 2, []int64{1}
 	a := s.run(answer.Upgrade, o)
 	if a.Code != answer.UpgradeFailed || !a.RolledBack || a.Own.Revision != 2 {
 		t.Errorf("%+v", a)

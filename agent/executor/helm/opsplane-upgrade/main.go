@@ -13,6 +13,8 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -71,7 +73,16 @@ func parse(args []string, stderr io.Writer) (verb string, o upgrade.Options, err
 	f.IntVar(&o.Mark.Run, "run", 0, "its run")
 	f.Int64Var(&o.Mark.Generation, "generation", 0, "its generation")
 	f.StringVar(&o.Correlation, "correlation", "", "its correlation id")
-	f.BoolVar(&o.Recover, "recover", false, "the Jobs of older generations are gone: take over what they left pending")
+	f.Func("recover", "`generations` whose pods are gone, separated by commas: what they left pending is taken over", func(v string) error {
+		for _, g := range strings.Split(v, ",") {
+			n, err := strconv.ParseInt(g, 10, 64)
+			if err != nil || n < 1 {
+				return fmt.Errorf("%q is no generation", g)
+			}
+			o.Recover = append(o.Recover, n)
+		}
+		return nil
+	})
 	f.BoolVar(&o.Rollback, "rollback", true, "roll back when the upgrade fails")
 	f.BoolVar(&o.PlainHTTP, "plain-http", false, "talk to the registry without TLS")
 	f.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig, outside of a pod")
