@@ -32,7 +32,7 @@ type product struct {
 var products = []product{
 	{name: "agent", program: "opsplane-agent", module: ".", pkg: "./agent", version: "github.com/opsplane/opsplane/agent/agentcmd.linked"},
 	{name: "host", program: "opsplane-host", module: ".", pkg: "./agent/executor/host/opsplane-host", cgo: true, version: "main.linked"},
-	{name: "upgrade", program: "opsplane-upgrade", module: "agent/executor/helm", pkg: "."},
+	{name: "upgrade", program: "opsplane-upgrade", module: "agent/executor/helm", pkg: "./opsplane-upgrade"},
 }
 
 // caBundles are where distributions keep the CAs that the system trusts.

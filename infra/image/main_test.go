@@ -80,7 +80,7 @@ for f in $(sed -n 's/^COPY \([^ ]*\) .*/\1/p' ../../infra/image/$name.Dockerfile
 	for _, want := range []string{
 		"CGO_ENABLED=0 GOARCH=arm64 build -trimpath -ldflags -s -w -X github.com/opsplane/opsplane/agent/agentcmd.linked=v1 -o DIR/out/arm64/agent/opsplane-agent ./agent\n",
 		"CGO_ENABLED=1 GOARCH=arm64 build -trimpath -ldflags -s -w -X main.linked=v1 -o DIR/out/arm64/host/opsplane-host ./agent/executor/host/opsplane-host\n",
-		"go helm CGO_ENABLED=0 GOARCH=arm64 build -trimpath -ldflags -s -w -o DIR/out/arm64/upgrade/opsplane-upgrade .\n",
+		"go helm CGO_ENABLED=0 GOARCH=arm64 build -trimpath -ldflags -s -w -o DIR/out/arm64/upgrade/opsplane-upgrade ./opsplane-upgrade\n",
 		"agent.Dockerfile --tag registry.example/ops/opsplane-agent:v1 DIR/out/arm64/agent\n",
 		"host.Dockerfile --tag registry.example/ops/opsplane-host:v1 --build-arg BASE=glibc:1 DIR/out/arm64/host\n",
 		"upgrade.Dockerfile --tag registry.example/ops/opsplane-upgrade:v1 DIR/out/arm64/upgrade\n",
