@@ -3,10 +3,12 @@
 ADDR ?= 127.0.0.1:8080
 DATA ?= data
 BIN  := bin
+REGISTRY ?= ghcr.io/opsplane
+TAG  ?= dev
 GO   ?= go
 export CGO_ENABLED ?= 1
 
-.PHONY: help build up test test-crash-long bench aws-local test-aws test-localstack test-kube demo-kube bench-kube lint openapi diagrams clean
+.PHONY: help build up test test-crash-long bench aws-local test-aws test-localstack test-kube demo-kube bench-kube image lint openapi diagrams clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +23,7 @@ up: ## start the engine with a simulated GPU fleet (ADDR=127.0.0.1:8080 DATA=dat
 
 test: build lint ## everything that proves the product on one machine, race detector on
 	$(GO) test -race -count=1 -timeout 15m ./...
+	cd agent/executor/helm && $(GO) test -count=1 ./...
 
 test-crash-long: build ## 300 rounds of kill -9 against the real binary
 	OPSPLANE_CRASH_ROUNDS=300 $(GO) test -timeout 85m -run 'TestCrash' -v ./infra/local/crashtest
@@ -43,7 +46,7 @@ test-localstack: ## the whole flow on LocalStack's own image (wants Docker and t
 	@exec $(BIN)/awstest --test-localstack
 
 test-kube: ## prove the Kubernetes agent on a real control plane (ARGS='-- -run TestDrain ./agent/...' narrows)
-	@cd infra/kubetest && $(GO) build -o ../../$(BIN)/kubetest ./up
+	@cd infra/kubetest && $(GO) test ./plane ./up && $(GO) build -o ../../$(BIN)/kubetest ./up
 	@exec $(BIN)/kubetest test $(ARGS)
 
 demo-kube: ## a real control plane with GPU nodes, the engine and the agent, in the foreground (ADDR=127.0.0.1:8080)
@@ -54,6 +57,9 @@ bench-kube: ## the figures of the Kubernetes agent on a real control plane
 	@cd infra/kubetest && $(GO) build -o ../../$(BIN)/kubetest ./up
 	@exec $(BIN)/kubetest bench $(ARGS)
 
+image: ## the images of the agent, the GPU host's side and the upgrade (REGISTRY=ghcr.io/opsplane TAG=dev; wants Docker)
+	$(GO) run ./infra/image --registry "$(REGISTRY)" --tag "$(TAG)"
+
 lint: ## gofmt, vet, staticcheck, generated files
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'not formatted: run gofmt -w'; exit 1; }
 	$(GO) vet ./...
@@ -61,6 +67,7 @@ lint: ## gofmt, vet, staticcheck, generated files
 	$(GO) vet -tags kubetest ./...
 	cd infra/bench && $(GO) vet .
 	cd infra/kubetest && $(GO) vet ./plane ./up
+	cd agent/executor/helm && $(GO) vet -tags kubetest ./...
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 -tags awstest,kubetest ./...
 
 openapi: ## write infra/docs/openapi.json
