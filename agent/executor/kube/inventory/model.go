@@ -141,9 +141,10 @@ func (m *model) bound(now time.Time) {
 			n++
 		}
 	}
-	if over := len(m.events) - eventsMost; over > n {
-		m.log.Warn("events were dropped: nobody took them in time", slog.Int("events", over-n))
-		n = over
+	if len(m.events)-n > eventsMost { // a tenth at once, or each event would cost a copy
+		dropped := eventsMost / 10
+		m.log.Warn("events were dropped: nobody took them in time", slog.Int("events", dropped))
+		n += dropped
 	}
 	if n > 0 {
 		m.events = append([]stamped(nil), m.events[n:]...)
@@ -202,6 +203,19 @@ func (m *model) take(most int) (d executor.Delta, more bool) {
 
 // snapshot lists everything.
 func (m *model) snapshot() protocol.Inventory {
+	inv := m.everything()
+	slices.SortFunc(inv.Nodes, func(a, b protocol.Node) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) })
+	slices.SortFunc(inv.Devices, func(a, b protocol.Device) int {
+		return cmp.Or(cmp.Compare(a.NodeName, b.NodeName), cmp.Compare(a.Index, b.Index), cmp.Compare(a.UID, b.UID))
+	})
+	slices.SortFunc(inv.Deployments, func(a, b protocol.Deployment) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Kind, b.Kind))
+	})
+	slices.SortFunc(inv.Components, func(a, b protocol.Component) int { return cmp.Compare(a.Name, b.Name) })
+	return inv
+}
+
+func (m *model) everything() protocol.Inventory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var inv protocol.Inventory
@@ -217,13 +231,5 @@ func (m *model) snapshot() protocol.Inventory {
 	for name := range m.comps {
 		m.report(object{kindComponent, name}, &inv)
 	}
-	slices.SortFunc(inv.Nodes, func(a, b protocol.Node) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) })
-	slices.SortFunc(inv.Devices, func(a, b protocol.Device) int {
-		return cmp.Or(cmp.Compare(a.NodeName, b.NodeName), cmp.Compare(a.Index, b.Index), cmp.Compare(a.UID, b.UID))
-	})
-	slices.SortFunc(inv.Deployments, func(a, b protocol.Deployment) int {
-		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Kind, b.Kind))
-	})
-	slices.SortFunc(inv.Components, func(a, b protocol.Component) int { return cmp.Compare(a.Name, b.Name) })
 	return inv
 }

@@ -28,7 +28,7 @@ func (i *Inventory) optional(o *Options, client kubernetes.Interface, once func(
 	}
 	slices.to = newFeed(m, stripSlice, m.applySlice, slices.listed)
 	slices.source = func(schema.GroupVersionResource) *source {
-		return from(slices.name, client, client.ResourceV1().ResourceSlices(), nil, slices.to)
+		return from(slices.name, client.ResourceV1().ResourceSlices(), nil, slices.to)
 	}
 	out = append(out, slices)
 	if o.Cluster.Dynamic == nil {
@@ -39,7 +39,7 @@ func (i *Inventory) optional(o *Options, client kubernetes.Interface, once func(
 		x := &optional{name: name, listed: once(name), versions: c.versions}
 		x.to = newFeed(m, c.strip, m.applyWorkload, x.listed)
 		x.source = func(v schema.GroupVersionResource) *source {
-			return from(name, o.Cluster.Dynamic, o.Cluster.Dynamic.Resource(v), nil, x.to)
+			return from(name, o.Cluster.Dynamic.Resource(v), nil, x.to)
 		}
 		out = append(out, x)
 	}

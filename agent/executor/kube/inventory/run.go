@@ -36,14 +36,14 @@ var Rights = func() []cluster.Right {
 	return out
 }()
 
-// lister and watcher are what all typed and dynamic clients have.
+// reader is what all typed and dynamic clients have.
 type reader[L runtime.Object] interface {
 	List(ctx context.Context, o metav1.ListOptions) (L, error)
 	Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
 }
 
-func from[L runtime.Object](name string, client any, r reader[L], narrow func(*metav1.ListOptions), to store) *source {
-	return &source{name: name, client: client, narrow: narrow, to: to, watch: r.Watch,
+func from[L runtime.Object](name string, r reader[L], narrow func(*metav1.ListOptions), to store) *source {
+	return &source{name: name, narrow: narrow, to: to, watch: r.Watch,
 		list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return r.List(ctx, o) }}
 }
 
@@ -67,13 +67,13 @@ func (i *Inventory) run(ctx context.Context, o *Options, client kubernetes.Inter
 	}
 	apps := client.AppsV1()
 	sources := []*source{
-		from("nodes", client, client.CoreV1().Nodes(), nil, newFeed(m, m.stripNode, m.applyNode, once("nodes"))),
-		from("deployments.apps", client, apps.Deployments(""), nil, newFeed(m, stripDeployment, m.applyWorkload, once("deployments.apps"))),
-		from("statefulsets.apps", client, apps.StatefulSets(""), nil, newFeed(m, stripStatefulSet, m.applyWorkload, once("statefulsets.apps"))),
-		from("daemonsets.apps", client, apps.DaemonSets(""), nil, newFeed(m, stripDaemonSet, m.applyWorkload, once("daemonsets.apps"))),
-		from("poddisruptionbudgets.policy", client, client.PolicyV1().PodDisruptionBudgets(""), nil, newFeed(m, stripBudget, m.applyBudget, once("poddisruptionbudgets.policy"))),
-		from("configmaps", client, client.CoreV1().ConfigMaps(o.Cluster.Namespace), reports, newFeed(m, m.stripHost, m.applyHost, once("configmaps"))),
-		from("pods", client, client.CoreV1().Pods(""), running, newFeed(m, stripPod, m.applyPod, once("pods"))),
+		from("nodes", client.CoreV1().Nodes(), nil, newFeed(m, m.stripNode, m.applyNode, once("nodes"))),
+		from("deployments.apps", apps.Deployments(""), nil, newFeed(m, stripDeployment, m.applyWorkload, once("deployments.apps"))),
+		from("statefulsets.apps", apps.StatefulSets(""), nil, newFeed(m, stripStatefulSet, m.applyWorkload, once("statefulsets.apps"))),
+		from("daemonsets.apps", apps.DaemonSets(""), nil, newFeed(m, stripDaemonSet, m.applyWorkload, once("daemonsets.apps"))),
+		from("poddisruptionbudgets.policy", client.PolicyV1().PodDisruptionBudgets(""), nil, newFeed(m, stripBudget, m.applyBudget, once("poddisruptionbudgets.policy"))),
+		from("configmaps", client.CoreV1().ConfigMaps(o.Cluster.Namespace), reports, newFeed(m, m.stripHost, m.applyHost, once("configmaps"))),
+		from("pods", client.CoreV1().Pods(""), running, newFeed(m, stripPod, m.applyPod, once("pods"))),
 	}
 	for _, s := range sources {
 		i.done.Go(func() { s.run(ctx, h) })

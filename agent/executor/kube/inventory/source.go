@@ -16,8 +16,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// pageSize is how many whole objects of a list are in memory at a time, on
-// servers that cannot stream it.
+// pageSize is how many whole objects of a list are in memory at a time.
 const pageSize = 200
 
 // source is one resource that is listed and watched.
@@ -25,8 +24,6 @@ type source struct {
 	name  string // of the resource, with its group
 	list  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error)
 	watch func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
-	// client is asked whether it can stream lists (a fake cannot).
-	client any
 	// narrow sets the selectors.
 	narrow func(o *metav1.ListOptions)
 	to     store
@@ -56,7 +53,7 @@ func (s *source) run(ctx context.Context, h *health) {
 		},
 	}
 	quiet := logr.Discard() // what matters is told by health, once
-	r := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, s.client), nil, s.to, cache.ReflectorOptions{
+	r := cache.NewReflectorWithOptions(paging{lw}, nil, s.to, cache.ReflectorOptions{
 		Name: s.name, TypeDescription: s.name, Logger: &quiet,
 		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Cap: 10 * time.Second, Steps: 6, Factor: 2, Jitter: 0.5},
 	})
@@ -70,29 +67,24 @@ func (s *source) narrowed(o *metav1.ListOptions) {
 }
 
 // heard passes an answer on to health. That a resourceVersion is too old is how
-// a watch that fell behind ends, and no fault; a server that cannot stream lists
-// says so once and is asked for pages; what is not found is an API that is served
-// no more, which is noticed elsewhere.
+// a watch that fell behind ends, and no fault; what is not found is an API that is
+// served no more, which is noticed elsewhere.
 func (s *source) heard(ctx context.Context, h *health, err error) {
-	if ctx.Err() != nil || errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) {
+	if ctx.Err() != nil || errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsNotFound(err) {
 		return
 	}
 	h.heard(s.name, err)
 }
 
-// pages lists all in pages, stripping each before the next is read. The reflector
-// itself would hold the whole list first, and with resourceVersion 0 the server
-// ignores the limit.
+// pages lists all in pages, stripping each before the next is read, at whatever
+// version the server has now. Left to itself the reflector would hold the whole
+// list first: with a resourceVersion the server gives all at once. Lists that are
+// streamed by a watch would do as well, on servers that have them; this works the
+// same on all, and needs the right to list that the role has to grant anyway.
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#retrieving-large-results-sets-in-chunks
 func (s *source) pages(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	s.narrowed(&o)
-	if o.ResourceVersion == "0" {
-		o.ResourceVersion, o.ResourceVersionMatch = "", ""
-	}
-	if o.ResourceVersion == "" {
-		o.Limit = pageSize
-	} else { // not older than what is known: served whole, from the server's cache
-		o.Limit = 0
-	}
+	o.ResourceVersion, o.ResourceVersionMatch, o.Limit, o.Continue = "", "", pageSize, ""
 	strip, all := s.to.Transformer(), &stripped{}
 	for {
 		l, err := s.list(ctx, o)
@@ -118,6 +110,12 @@ func (s *source) pages(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 		}
 	}
 }
+
+// paging keeps the reflector from asking for a streamed list.
+type paging struct{ *cache.ListWatch }
+
+// IsWatchListSemanticsUnSupported tells the reflector to list.
+func (paging) IsWatchListSemanticsUnSupported() bool { return true }
 
 // stripped is a list of facts.
 type stripped struct {
