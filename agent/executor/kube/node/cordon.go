@@ -46,9 +46,6 @@ func (e *nodes) probeUncordon(ctx context.Context, t *executor.Task) executor.Fi
 // owner's; the node then carries this operation's mark alone, so that an uncordon
 // by somebody else is told from a cordon that is still to come.
 func (e *nodes) cordon(ctx context.Context, t *executor.Task, p *placing) executor.Outcome {
-	if p == nil {
-		p = &placing{}
-	}
 	placed := false
 	var kept *protocol.Cordon
 	n, o := e.patch(ctx, t, "cordon", p.node, func(n *corev1.Node) wish {

@@ -17,7 +17,7 @@ import (
 // Waits of a drive beside what it is woken by.
 const (
 	// watchNodeAfter is when a drive begins to watch its node: most are over before.
-	watchNodeAfter = 500 * time.Millisecond
+	watchNodeAfter = 2 * time.Second
 	// lookServing is how long a pod has been stopping when its endpoints are looked
 	// at: most are gone before.
 	lookServing = time.Second
@@ -241,7 +241,10 @@ func (d *drive) take(r result) {
 			p.not = now.Add(time.Hour)
 			return
 		}
-		all, _ := d.budgets.in(p.pod.Namespace)
+		var all []*budget
+		if d.budgets != nil {
+			all, _ = d.budgets.in(p.pod.Namespace)
+		}
 		why := refusalOf(r.reply.Err, p.pod, all)
 		for _, b := range all {
 			if b.key() == why.budget {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,8 +187,14 @@ func TestRights(t *testing.T) {
 			user := r.User("agent")
 			grant(r, user, right)
 			p := r.Proxy(user)
+			var armed atomic.Bool                                // the preflight's rehearsal is over
 			if right.Verb == "get" && right.Resource == "pods" { // is only asked for when an answer was lost
-				p.Inject(kuberig.Fault{Match: kuberig.On(http.MethodPost, "/eviction"), Times: 3, Drop: true})
+				p.Inject(kuberig.Fault{Match: func(q *http.Request) bool {
+					return kuberig.On(http.MethodPost, "/eviction")(q) && armed.Load()
+				}, Times: 1, Cut: true})
+			}
+			if right.Resource == "volumeattachments" {
+				attach(t, r, n.Name, ns+"-moving")
 			}
 			a := agentOf(t, p.Kubeconfig(), nil)
 			payload := `{"await_volume_detach":true}`
@@ -197,6 +204,9 @@ func TestRights(t *testing.T) {
 				r.PDB(ns, "web", "web", kuberig.MinAvailable("1"))
 			}
 			j := newJob(r, "node.drain", n, payload).within(within)
+			if o := a.execute(t.Context(), j, "preflight"); o.Class == operation.OutcomeDone {
+				armed.Store(true)
+			}
 			step, o := a.run(t.Context(), j)
 			if told, is := optional[right.Resource]; is {
 				notes := strings.Join(j.notes, "\n")
@@ -221,7 +231,7 @@ func TestLongNames(t *testing.T) {
 		s := prefix + strings.Repeat(".ab-cd9", 40)
 		return strings.TrimRight(s[:n], ".-")
 	}
-	n, ns := r.Node(long("n", 244)), r.Namespace() // and an ending of 9
+	n, ns := r.Node(long("n", 244), kuberig.NodeLabel("kubernetes.io/hostname", "short")), r.Namespace() // and an ending of 9
 	if len(n.Name) < 250 || len(n.Name) > 253 {
 		t.Fatalf("the node's name has %d characters", len(n.Name))
 	}

@@ -45,7 +45,6 @@ func (d *drive) open(ctx context.Context) *executor.Outcome {
 		o := executor.Permanent(code, why)
 		return &o
 	}
-	d.budgets = d.drainer.budgets.acquire()
 	if err := d.openPods(ctx, n); err != nil {
 		return unsurveyed(err)
 	}

@@ -27,6 +27,9 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 	}
 	spaces := map[string][]*budget{}
 	budgets := func(ns string) []*budget {
+		if d.budgets == nil { // an empty node asks for none
+			d.budgets = d.drainer.budgets.acquire()
+		}
 		if _, ok := spaces[ns]; !ok {
 			spaces[ns], l.budgets = d.budgets.in(ns)
 		}
@@ -76,6 +79,9 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 		all := budgets(p.pod.Namespace)
 		h := rule(all, p.pod)
+		if _, err, _, _ := d.budgets.state(); err != nil && h != nil && h.code == "pdb" {
+			h = nil // what is known of it may be old: the API server decides
+		}
 		if h != nil && h.code == "two_pdbs" && d.p.OnDeadline != onDeadlineForce {
 			o := executor.Permanent(h.code, h.why)
 			return &o

@@ -133,7 +133,7 @@ const (
 
 func newDrainer(c *cluster.Cluster, o Options) *drainer {
 	return &drainer{
-		nodes:       &nodes{c, o},
+		nodes:       &nodes{c: c, o: o},
 		budgets:     &shared[*budget]{linger: linger, open: func() *feed[*budget] { return newFeed(budgetsOf(c), takeBudget) }},
 		attachments: &shared[*storagev1.VolumeAttachment]{linger: linger, open: func() *feed[*storagev1.VolumeAttachment] { return newFeed(attachmentsOf(c), takeAttachment) }},
 		slots:       make(chan struct{}, maxInFlight),
@@ -202,8 +202,7 @@ func (s *session) rest() {
 
 // timed wraps a step: it counts its time and closes what must not outlive it.
 func (e *drainer) timed(f func(ctx context.Context, t *executor.Task, s *session) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
-	return func(ctx context.Context, t *executor.Task) executor.Outcome {
-		ctx = cluster.Operation(ctx, t.Assignment)
+	return e.lenient(func(ctx context.Context, t *executor.Task) executor.Outcome {
 		s := e.session(t.Assignment, true)
 		begin := e.c.Now()
 		o := f(ctx, t, s)
@@ -215,7 +214,7 @@ func (e *drainer) timed(f func(ctx context.Context, t *executor.Task, s *session
 			s.close()
 		}
 		return o
-	}
+	})
 }
 
 func (s *session) spent(name string, began time.Time, d time.Duration) {

@@ -131,7 +131,6 @@ func (e *drainer) confirm(ctx context.Context, t *executor.Task, s *session) exe
 			s.mu.Lock()
 			s.final = &reading{node: n, pods: sv.pods, version: sv.version, at: e.c.Now()}
 			s.mu.Unlock()
-			e.say(ctx, t, n, "Drained", fmt.Sprintf("Opsplane drained the node: %s", r))
 			return executor.Done(r.String() + ", node cordoned")
 		}
 	})

@@ -32,12 +32,14 @@ var Rights = []cluster.Right{
 
 // Cordon is node.cordon.
 func Cordon(c *cluster.Cluster, o Options) cluster.Type {
-	e := &nodes{c, o}
+	e := &nodes{c: c, o: o}
 	return cluster.Type{
 		Name: "node.cordon", Capabilities: []protocol.Capability{{Name: "node.cordon", Version: 1}},
 		Steps: map[string]cluster.Step{
-			"cordon":  {Probe: e.probeCordon, Execute: func(ctx context.Context, t *executor.Task) executor.Outcome { return e.cordon(ctx, t, nil) }},
-			"confirm": {Probe: readAgain, Execute: e.confirmCordon},
+			"cordon": {Probe: e.probeCordon, Execute: e.lenient(func(ctx context.Context, t *executor.Task) executor.Outcome {
+				return e.cordon(ctx, t, &placing{})
+			})},
+			"confirm": {Probe: readAgain, Execute: e.lenient(e.confirmCordon)},
 		},
 		Observe: e.observe, Preview: e.preview,
 	}
@@ -45,12 +47,12 @@ func Cordon(c *cluster.Cluster, o Options) cluster.Type {
 
 // Uncordon is node.uncordon.
 func Uncordon(c *cluster.Cluster, o Options) cluster.Type {
-	e := &nodes{c, o}
+	e := &nodes{c: c, o: o}
 	return cluster.Type{
 		Name: "node.uncordon", Capabilities: []protocol.Capability{{Name: "node.cordon", Version: 1}},
 		Steps: map[string]cluster.Step{
-			"uncordon": {Probe: e.probeUncordon, Execute: e.uncordon},
-			"confirm":  {Probe: readAgain, Execute: e.confirmUncordon},
+			"uncordon": {Probe: e.probeUncordon, Execute: e.lenient(e.uncordon)},
+			"confirm":  {Probe: readAgain, Execute: e.lenient(e.confirmUncordon)},
 		},
 		Observe: e.observe, Preview: e.preview,
 	}

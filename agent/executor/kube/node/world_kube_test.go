@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,8 +22,9 @@ import (
 )
 
 type (
-	pod     = corev1.Pod
-	podSpec = corev1.PodSpec
+	pod          = corev1.Pod
+	podSpec      = corev1.PodSpec
+	budgetObject = policyv1.PodDisruptionBudget
 )
 
 // TestCameAfter: a pod that tolerates the cordon is evicted, its replacement on the
@@ -114,7 +116,9 @@ func volume(t *testing.T, r *kuberig.Rig, ns, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = admin.PersistentVolumes().Delete(context.Background(), ns+"-"+name, metav1.DeleteOptions{}) })
+	t.Cleanup(func() {
+		_ = admin.PersistentVolumes().Delete(context.Background(), ns+"-"+name, metav1.DeleteOptions{})
+	})
 	_, err = admin.PersistentVolumeClaims(ns).Create(t.Context(), &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
 		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, VolumeName: ns + "-" + name, StorageClassName: &class,
 		Resources: corev1.VolumeResourceRequirements{Requests: size}}}, metav1.CreateOptions{})
@@ -136,16 +140,8 @@ func TestVolumeDetach(t *testing.T) {
 	r.Deployment(ns, "web", 1, kuberig.OnNode(n.Name))
 	r.DaemonSet(ns, "exporter", claimed(t, r, ns))
 	admin := r.Client(kuberig.Admin).StorageV1().VolumeAttachments()
-	for _, name := range []string{"kept", "moving"} {
-		pv := ns + "-" + name
-		// The rig's attach-detach controller would remove attachments of its own kind.
-		_, err := admin.Create(t.Context(), &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: pv, Finalizers: []string{"example.com/hold"}},
-			Spec: storagev1.VolumeAttachmentSpec{Attacher: "csi.example.com", NodeName: n.Name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}}}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { release(admin.Patch, pv); _ = admin.Delete(context.Background(), pv, metav1.DeleteOptions{}) })
-	}
+	attach(t, r, n.Name, ns+"-kept")
+	attach(t, r, n.Name, ns+"-moving")
 	a := newAgent(t, r, nil)
 	j := newJob(r, "node.drain", n, `{"await_volume_detach":true}`)
 	result := make(chan error, 1)
@@ -168,6 +164,22 @@ func TestVolumeDetach(t *testing.T) {
 	if err := <-result; err != nil {
 		t.Fatal(err)
 	}
+}
+
+// attach attaches a volume to a node, with a finalizer as the external attacher's:
+// it stays until that is released.
+func attach(t *testing.T, r *kuberig.Rig, node, pv string) {
+	t.Helper()
+	admin := r.Client(kuberig.Admin).StorageV1().VolumeAttachments()
+	_, err := admin.Create(t.Context(), &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: pv, Finalizers: []string{"example.com/hold"}},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: "csi.example.com", NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		release(admin.Patch, pv)
+		_ = admin.Delete(context.Background(), pv, metav1.DeleteOptions{})
+	})
 }
 
 func release(patch func(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions, sub ...string) (*storagev1.VolumeAttachment, error), name string) {
