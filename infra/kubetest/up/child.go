@@ -29,14 +29,14 @@ type child struct {
 
 // start runs a program until close. What it writes goes to a file of its name in
 // the state folder, but for standard output if that is wanted here.
-func (r *runner) start(name string, wantStdout bool, argv ...string) (*child, error) {
+func (r *runner) start(name string, env []string, wantStdout bool, argv ...string) (*child, error) {
 	c := &child{name: name, log: filepath.Join(r.state, name+".log"), cmd: exec.Command(argv[0], argv[1:]...), done: make(chan struct{})}
 	log, err := os.Create(c.log)
 	if err != nil {
 		return nil, fmt.Errorf("make log of %s: %w", name, err)
 	}
 	defer func() { _ = log.Close() }() // the program has its own
-	c.cmd.Dir, c.cmd.Stderr, c.cmd.Stdout = r.root, log, log
+	c.cmd.Dir, c.cmd.Env, c.cmd.Stderr, c.cmd.Stdout = r.root, append(os.Environ(), env...), log, log
 	if wantStdout {
 		c.cmd.Stdout = nil
 		if c.stdout, err = c.cmd.StdoutPipe(); err != nil {

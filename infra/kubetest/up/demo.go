@@ -57,7 +57,7 @@ func (r *runner) demo(ctx context.Context, addr, data string) error {
 	if err != nil {
 		return err
 	}
-	agent, err := r.start("opsplane-agent", false, r.path("bin", "opsplane-agent"), "--plane", api.url, "--token-file", token, "--name", clusterName+"-agent-0",
+	agent, err := r.start("opsplane-agent", nil, false, r.path("bin", "opsplane-agent"), "--plane", api.url, "--token-file", token, "--name", clusterName+"-agent-0",
 		"--executor", "kube", "--kubeconfig", f.Kubeconfig, "--namespace", f.Namespace, "--kube-config-file", f.Config, "--state-dir", filepath.Join(r.state, "agent"))
 	if err != nil {
 		return err
@@ -102,7 +102,7 @@ func (r *runner) buildPrograms(ctx context.Context) error {
 
 // startPlane starts the plane and returns its API as the administrator.
 func (r *runner) startPlane(ctx context.Context, addr, data string) (*child, *api, error) {
-	c, err := r.start("opsplane", false, r.path("bin", "opsplane"), "up", "--addr", addr, "--data", data)
+	c, err := r.start("opsplane", nil, false, r.path("bin", "opsplane"), "up", "--addr", addr, "--data", data)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -144,7 +144,11 @@ func (r *runner) register(ctx context.Context, a *api, admin, token string) erro
 
 // startFleet fills the control plane and plays the hosts.
 func (r *runner) startFleet(ctx context.Context) (*child, *fleet, error) {
-	c, err := r.start("fleet", true, filepath.Join(r.state, "fleet"), "--plane", filepath.Join(r.state, "shared"), "--dir", r.state,
+	env, err := r.environment()
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := r.start("fleet", env, true, filepath.Join(r.state, "fleet"), "--plane", filepath.Join(r.state, "shared"), "--dir", r.state,
 		"--host", filepath.Join(r.state, "opsplane-host"), "--rights", r.path("infra", "helm", "opsplane-agent", "files", "rights.yaml"))
 	if err != nil {
 		return nil, nil, err

@@ -57,6 +57,12 @@ func workloads(r *kuberig.Rig) {
 	for _, ns := range []string{"inference", "training", "notebooks", "monitoring"} {
 		r.NamespaceNamed(ns)
 	}
+	// First, as long as there are whole nodes.
+	r.StatefulSet("training", "llama", 2, kuberig.WantsGPUs(gpus), kuberig.Shutdown(5*time.Second), kuberig.Grace(60),
+		kuberig.PreferNode(nodeName(6), nodeName(7), nodeName(9), nodeName(10)))
+	// Never drained: nothing may be away. The operation says so and waits.
+	r.Deployment("inference", "ranker", 4, kuberig.WantsGPUs(2), kuberig.PreferNode(nodeName(2), nodeName(3)))
+	r.PDB("inference", "ranker", "ranker", kuberig.MinAvailable("4"))
 	one := kuberig.WantsGPUs(1)
 	r.DaemonSet("monitoring", "dcgm-exporter")
 	// Drained two at a time.
@@ -64,10 +70,6 @@ func workloads(r *kuberig.Rig) {
 	r.PDB("inference", "llm-api", "llm-api", kuberig.MaxUnavailable("2"))
 	r.Deployment("inference", "embeddings", 12, one)
 	r.PDB("inference", "embeddings", "embeddings", kuberig.MinAvailable("50%"))
-	// Never drained: nothing may be away. The operation says so and waits.
-	r.Deployment("inference", "ranker", 4, kuberig.WantsGPUs(2), kuberig.PreferNode(nodeName(2), nodeName(3)))
-	r.PDB("inference", "ranker", "ranker", kuberig.MinAvailable("4"))
-	r.StatefulSet("training", "llama", 2, kuberig.WantsGPUs(gpus), kuberig.Shutdown(5*time.Second), kuberig.Grace(60))
 	// Nobody makes it again, and its data goes with it.
 	r.Pod("notebooks", "jupyter", kuberig.OnNode(nodeName(nodes-1)), kuberig.EmptyDir())
 }

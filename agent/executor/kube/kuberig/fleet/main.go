@@ -44,8 +44,9 @@ func main() {
 		cancel() // whoever wants the fleet is gone
 	}()
 	err := run(ctx, o)
+	asked := ctx.Err() != nil
 	stop()
-	if err != nil && ctx.Err() == nil {
+	if err != nil && !asked {
 		fmt.Fprintln(os.Stderr, "fleet:", err)
 		os.Exit(1)
 	}
@@ -58,8 +59,12 @@ func run(ctx context.Context, o options) (err error) {
 	t := &outside{ctx: ctx}
 	defer t.end()
 	defer func() {
-		if f, ok := recover().(failure); ok {
+		switch f := recover().(type) {
+		case nil:
+		case failure:
 			err = f.err
+		default:
+			panic(f)
 		}
 	}()
 	r := kuberig.Attach(t, o.plane)
