@@ -172,7 +172,7 @@ func (b *bench) away(namespace, name, node string) error {
 		return err
 	}
 	d.Spec.Paused = true // those that are there stay as they are
-	if d, err = c.Update(b.t.Context(), d, metav1.UpdateOptions{}); err != nil {
+	if _, err = c.Update(b.t.Context(), d, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
 	sets := b.r.Client(kuberig.Admin).AppsV1().ReplicaSets(namespace)
