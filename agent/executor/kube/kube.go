@@ -9,6 +9,8 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/component"
+	"github.com/opsplane/opsplane/agent/executor/kube/device"
 	"github.com/opsplane/opsplane/agent/executor/kube/inventory"
 	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -24,6 +26,10 @@ type Options struct {
 	// Components names components by the charts that install them, beside the
 	// built-in ones.
 	Components map[string]string
+	// Device is how device.reset runs its Jobs; off unless Enabled.
+	Device device.Config
+	// Component is what component.upgrade may upgrade; nothing unless it names any.
+	Component component.Config
 }
 
 // Executor carries operations out in one Kubernetes cluster.

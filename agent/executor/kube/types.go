@@ -5,30 +5,41 @@ import (
 	"slices"
 
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/component"
 	"github.com/opsplane/opsplane/agent/executor/kube/deployment"
+	"github.com/opsplane/opsplane/agent/executor/kube/device"
 	"github.com/opsplane/opsplane/agent/executor/kube/inventory"
 	"github.com/opsplane/opsplane/agent/executor/kube/node"
 )
 
 // types are the operation types. A type is a package, one line here and its
 // rights below.
-func types(c *cluster.Cluster, inv *inventory.Inventory, _ Options) []cluster.Type {
-	nodes := node.Options{Describe: inv.Describe}
+func types(c *cluster.Cluster, inv *inventory.Inventory, o Options) []cluster.Type {
+	nodes := node.Options{Describe: inv.Describe, PodsOn: device.PodsOn(c, inv.NodeName)}
 	return []cluster.Type{
 		node.Cordon(c, nodes),
 		node.Uncordon(c, nodes),
 		node.Drain(c, nodes),
+		device.Reset(c, o.Device),
 		deployment.Roll(c),
+		component.Upgrade(c, o.Component),
 	}
 }
 
-// Rights are what the agent's role must grant, each once, in the order of group,
-// resource and verb: those of the inventory and of every type.
-func Rights() []cluster.Right {
+// Rights are what the agent's role must grant under the options, each once: those
+// of the inventory and of every type that is turned on.
+func Rights(o Options) []cluster.Right {
+	all := slices.Concat(inventory.Rights, node.Rights, deployment.Rights)
+	if o.Device.Enabled {
+		all = append(all, device.Rights...)
+	}
+	if len(o.Component.Components) > 0 {
+		all = append(all, component.Rights...)
+	}
 	type key struct{ namespace, group, resource, verb string }
 	seen := map[key]bool{}
 	var out []cluster.Right
-	for _, r := range slices.Concat(inventory.Rights, node.Rights, deployment.Rights) {
+	for _, r := range all {
 		if k := (key{r.Namespace, r.Group, r.Resource, r.Verb}); !seen[k] {
 			seen[k] = true
 			out = append(out, r)

@@ -1,7 +1,11 @@
 package inventory
 
 import (
+	"context"
+	"fmt"
+
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -86,4 +90,18 @@ func (m *model) scaled(revision, changed int64) int64 {
 	revision = max(revision, m.revision(changed)+1)
 	m.clock = max(m.clock, revision) // what is seen from here on is newer
 	return revision
+}
+
+// NodeName is the name of the node with the UID.
+func (i *Inventory) NodeName(ctx context.Context, uid types.UID) (string, error) {
+	if err := i.wait(ctx); err != nil {
+		return "", fmt.Errorf("find node %s: %w", uid, err)
+	}
+	i.model.mu.Lock()
+	defer i.model.mu.Unlock()
+	s := i.model.nodes[string(uid)]
+	if s == nil {
+		return "", fmt.Errorf("find node %s: the cluster has no such node", uid)
+	}
+	return s.name, nil
 }
