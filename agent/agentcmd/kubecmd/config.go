@@ -12,7 +12,11 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/component"
+	"github.com/opsplane/opsplane/agent/executor/kube/device"
 )
 
 // Limits of the configuration file.
@@ -96,14 +100,6 @@ func (c *Config) check() error {
 			return fmt.Errorf("inventory.components: %q: %q: neither may be empty", chart, name)
 		}
 	}
-	if c.DeviceReset != nil {
-		if err := c.DeviceReset.check(); err != nil {
-			return err
-		}
-	}
-	if c.ComponentUpgrade != nil {
-		return c.ComponentUpgrade.check("componentUpgrade")
-	}
 	return nil
 }
 
@@ -142,9 +138,49 @@ type DeviceReset struct {
 	LookTimeout        Duration `json:"lookTimeout,omitempty"`
 }
 
+func (d *DeviceReset) config() device.Config {
+	if d == nil {
+		return device.Config{}
+	}
+	return device.Config{
+		Enabled: true, Image: d.Image, Command: d.Command, ImagePullPolicy: corev1.PullPolicy(d.ImagePullPolicy), ImagePullSecrets: d.ImagePullSecrets,
+		ServiceAccount: d.ServiceAccount, RuntimeClass: d.RuntimeClass, PriorityClass: d.PriorityClass, State: d.State, DriverRoot: d.DriverRoot,
+		ReleasePersistence: d.ReleasePersistence, Recorded: d.Recorded, ResetTimeout: time.Duration(d.ResetTimeout), LookTimeout: time.Duration(d.LookTimeout),
+	}
+}
+
 // ComponentUpgrade turns component.upgrade on.
 type ComponentUpgrade struct {
-	Job
+	component.Config
+	Timeout Duration `json:"timeout,omitempty"`
+}
+
+// config is the package's own, with what JSON writes otherwise.
+func (u *ComponentUpgrade) config() component.Config {
+	if u == nil {
+		return component.Config{}
+	}
+	c := u.Config
+	c.Timeout = time.Duration(u.Timeout)
+	return c
+}
+
+func (u *ComponentUpgrade) check() error {
+	c := u.config()
+	job := Job{ImagePullPolicy: c.ImagePullPolicy, ImagePullSecrets: c.ImagePullSecrets, ServiceAccount: c.ServiceAccount, PriorityClass: c.PriorityClass}
+	if err := job.check("componentUpgrade"); err != nil {
+		return err
+	}
+	switch {
+	case len(c.Components) == 0:
+		return errors.New("componentUpgrade.components is empty: nothing could be upgraded")
+	case len(c.Components) > maxNames:
+		return fmt.Errorf("componentUpgrade.components has %d entries, the limit is %d", len(c.Components), maxNames)
+	}
+	if err := c.Check(); err != nil {
+		return fmt.Errorf("componentUpgrade: %w", err)
+	}
+	return nil
 }
 
 // Duration is written as Go writes it: 90s, 2m.

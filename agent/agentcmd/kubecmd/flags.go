@@ -49,7 +49,7 @@ func (f *flags) add(fs *flag.FlagSet) {
 	fs.IntVar(&f.burst, "kube-burst", cluster.DefaultBurst, fmt.Sprintf("calls to the API server at once, 1 to %d", maxBurst))
 	fs.StringVar(&f.configFile, "kube-config-file", "", "YAML `file` of what is too long for flags: inventory, deviceReset, componentUpgrade")
 	fs.StringVar(&f.resetImage, "device-reset-image", "", "`image` with opsplane-host for device.reset (default: as the file says; without either there are no resets)")
-	fs.StringVar(&f.upgradeImage, "component-upgrade-image", "", "`image` with opsplane-upgrade for component.upgrade (default: as the file says; without either there are no upgrades)")
+	fs.StringVar(&f.upgradeImage, "component-upgrade-image", "", "`image` with opsplane-upgrade for component.upgrade, in place of the one in the file")
 }
 
 // check looks at the values and reads the file.
@@ -89,10 +89,16 @@ func (f *flags) check() error {
 		if err := checkImage("deviceReset.image (--device-reset-image)", c.Image); err != nil {
 			return err
 		}
+		if err := c.check(); err != nil {
+			return fmt.Errorf("--kube-config-file %s: %w", f.configFile, err)
+		}
 	}
 	if c := f.config.ComponentUpgrade; c != nil {
 		if err := checkImage("componentUpgrade.image (--component-upgrade-image)", c.Image); err != nil {
 			return err
+		}
+		if err := c.check(); err != nil {
+			return fmt.Errorf("--kube-config-file %s: %w", f.configFile, err)
 		}
 	}
 	return nil

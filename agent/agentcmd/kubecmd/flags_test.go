@@ -84,6 +84,11 @@ func TestBadConfig(t *testing.T) {
 		{"deviceReset: {image: a, lookTimeout: 61m}", "deviceReset.lookTimeout: 1h1m0s, the limit is 1h0m0s"},
 		{"deviceReset: {image: a, driverRoot: /d, recorded: /r}", "do not go together"},
 		{"componentUpgrade: {}", "componentUpgrade.image"},
+		{"componentUpgrade: {image: a}", "componentUpgrade.components is empty"},
+		{"componentUpgrade: {image: a, components: {x: {}}}", "components.x.release is missing"},
+		{"componentUpgrade: {image: a, components: {x: {version: 1}}}", `unknown field "version"`},
+		{"componentUpgrade: {image: a, timeout: never}", "no duration"},
+		{"componentUpgrade: {image: a, serviceAccount: A_B}", "componentUpgrade.serviceAccount"},
 		{strings.Repeat("# long\n", maxConfigBytes/7+1), "more than 1048576 bytes"},
 		{"- a", "--kube-config-file"},
 	} {
@@ -143,7 +148,8 @@ func TestChartsConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := f.config; c.DeviceReset == nil || c.DeviceReset.ServiceAccount != "blue-opsplane-agent-reset" || time.Duration(c.DeviceReset.ResetTimeout) != 2*time.Minute || c.ComponentUpgrade == nil || c.ComponentUpgrade.ServiceAccount != "blue-opsplane-agent-upgrade" {
+	if c := f.config; c.DeviceReset == nil || c.DeviceReset.ServiceAccount != "blue-opsplane-agent-reset" || time.Duration(c.DeviceReset.ResetTimeout) != 2*time.Minute || c.ComponentUpgrade == nil || c.ComponentUpgrade.ServiceAccount != "blue-opsplane-agent-upgrade" ||
+		c.ComponentUpgrade.config().Timeout != 10*time.Minute || c.ComponentUpgrade.Components["gpu-operator"].Namespace != "gpu-operator" {
 		t.Errorf("%+v", c)
 	}
 }

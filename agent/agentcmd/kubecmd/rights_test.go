@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/component"
 	"github.com/opsplane/opsplane/agent/executor/kube/deployment"
 	"github.com/opsplane/opsplane/agent/executor/kube/device"
 	"github.com/opsplane/opsplane/agent/executor/kube/inventory"
@@ -33,7 +34,7 @@ func features() []feature {
 	all := []feature{
 		{"agent", slices.Concat(node.Rights, inventory.Rights, deployment.Rights)},
 		{"deviceReset", device.Rights},
-		{"componentUpgrade", nil},
+		{"componentUpgrade", component.Rights},
 	}
 	granted := map[cluster.Right]bool{}
 	for i := range all {

@@ -26,7 +26,7 @@ const everything = `
 plane: {caSecret: plane-ca}
 deviceReset: {enabled: true}
 hostHelper: {enabled: true}
-componentUpgrade: {enabled: true}
+componentUpgrade: {enabled: true, registrySecret: registry, components: {gpu-operator: {release: gpu-operator, namespace: gpu-operator, chart: gpu-operator, repository: "https://helm.ngc.nvidia.com/nvidia"}}}
 metrics: {serviceMonitor: {enabled: true, labels: {release: prometheus}}}
 priorityClassName: system-cluster-critical
 imagePullSecrets: [{name: registry}]
@@ -47,7 +47,7 @@ func matrix() map[string]string {
 		"token given":       "token: {existingSecret: '', value: opt_abc123}",
 		"device reset":      "deviceReset: {enabled: true}",
 		"host helper":       "hostHelper: {enabled: true}",
-		"component upgrade": "componentUpgrade: {enabled: true, serviceAccountName: upgrader}",
+		"component upgrade": `componentUpgrade: {enabled: true, serviceAccountName: upgrader, components: {gpu-operator: {release: gpu-operator, namespace: gpu-operator, chart: gpu-operator, repository: "https://helm.ngc.nvidia.com/nvidia"}}}`,
 		"no rbac":           "rbac: {create: false}",
 		"no network policy": "networkPolicy: {enabled: false}",
 		"http":              "plane: {url: 'http://10.0.0.9:8080', insecure: true}",
@@ -121,6 +121,10 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"networkPolicy: {apiServerPorts: [0]}", "/networkPolicy/apiServerPorts"},
 		{"deviceReset: {enable: true}", "enable"},
 		{"deviceReset: {resetTimeoutSeconds: 1000}", "/deviceReset/resetTimeoutSeconds"},
+		{"componentUpgrade: {enabled: true}", "componentUpgrade.components is empty"},
+		{"componentUpgrade: {components: {a: {release: a, namespace: a}}}", "/componentUpgrade/components/a"},
+		{"componentUpgrade: {components: {a: {release: a, namespace: a, chart: a, repository: 'https://me:pw@charts'}}}", "/componentUpgrade/components/a/repository"},
+		{"componentUpgrade: {timeoutSeconds: 0}", "/componentUpgrade/timeoutSeconds"},
 		{"host: {driverRoot: /}", "/host/driverRoot"},
 		{"deviceReset: {enabled: 'yes'}", "/deviceReset/enabled"},
 		{"tolerations: [{operator: Exists}]", "node.kubernetes.io/unschedulable"},
@@ -367,7 +371,7 @@ func TestRoles(t *testing.T) {
 	}{
 		{"", []string{"agent"}},
 		{"deviceReset: {enabled: true}", []string{"agent", "deviceReset"}},
-		{"componentUpgrade: {enabled: true}", []string{"agent", "componentUpgrade"}},
+		{`componentUpgrade: {enabled: true, components: {gpu-operator: {release: gpu-operator, namespace: gpu-operator, chart: gpu-operator, repository: "https://helm.ngc.nvidia.com/nvidia"}}}`, []string{"agent", "componentUpgrade"}},
 		{everything, []string{"agent", "deviceReset", "componentUpgrade"}},
 	} {
 		t.Run(tc.values, func(t *testing.T) {
@@ -461,7 +465,7 @@ func TestAccountsOfJobs(t *testing.T) {
 	if !strings.Contains(notes, "pod-security.kubernetes.io/enforce=privileged") || !strings.Contains(notes, fullname+"-upgrade") {
 		t.Errorf("notes:\n%s", notes)
 	}
-	named, _ := render(t, with(t, "componentUpgrade: {enabled: true, serviceAccountName: upgrader}"))
+	named, _ := render(t, with(t, `componentUpgrade: {enabled: true, serviceAccountName: upgrader, components: {gpu-operator: {release: gpu-operator, namespace: gpu-operator, chart: gpu-operator, repository: "https://helm.ngc.nvidia.com/nvidia"}}}`))
 	if named["ServiceAccount/upgrader"] != nil {
 		t.Error("an account that the admin made is made again")
 	}

@@ -84,6 +84,9 @@ app.kubernetes.io/part-of: opsplane
 {{- if and (hasPrefix "http://" (lower .Values.plane.url)) (not .Values.plane.insecure) -}}
 {{- fail "plane.url is http://, so the agent's token would be sent in the clear: use https://, or accept it with plane.insecure=true" -}}
 {{- end -}}
+{{- if and .Values.componentUpgrade.enabled (not .Values.componentUpgrade.components) -}}
+{{- fail "componentUpgrade.components is empty: name what may be upgraded" -}}
+{{- end -}}
 {{- range .Values.tolerations -}}
 {{- if and (ne (default "" .effect) "NoExecute") (or (eq (default "" .key) "node.kubernetes.io/unschedulable") (and (not .key) (eq (default "Equal" .operator) "Exists"))) -}}
 {{- fail "tolerations: the agent must not tolerate node.kubernetes.io/unschedulable, or a drained node gets it back" -}}
@@ -104,7 +107,7 @@ app.kubernetes.io/part-of: opsplane
 {{- end -}}
 {{- with .Values.componentUpgrade -}}
 {{- if .enabled -}}
-{{- $_ := set $c "componentUpgrade" (dict "image" (include "opsplane-agent.image" (list $ .image)) "imagePullPolicy" .image.pullPolicy "imagePullSecrets" $pull "serviceAccount" (include "opsplane-agent.upgradeAccount" $)) -}}
+{{- $_ := set $c "componentUpgrade" (dict "image" (include "opsplane-agent.image" (list $ .image)) "imagePullPolicy" .image.pullPolicy "imagePullSecrets" $pull "serviceAccount" (include "opsplane-agent.upgradeAccount" $) "registrySecret" .registrySecret "priorityClass" .priorityClassName "timeout" (printf "%ds" (int .timeoutSeconds)) "components" .components) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $c -}}
