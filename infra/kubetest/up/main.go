@@ -88,6 +88,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	fs.StringVar(&r.root, "root", ".", "the repository's `folder`")
 	addr := fs.String("addr", "127.0.0.1:8080", "with demo, loopback `address` of the API")
 	data := fs.String("data", "", "with demo, data `folder` to keep (default: one that is removed)")
+	module := fs.String("module", ".", "with test and bench, `folder` of the module that what follows -- is about")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -97,8 +98,8 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	do, ok := map[string]func(context.Context) error{
 		"build": r.build,
 		"up":    r.foreground,
-		"test":  func(ctx context.Context) error { return r.test(ctx, fs.Args()) },
-		"bench": func(ctx context.Context) error { return r.bench(ctx, fs.Args()) },
+		"test":  func(ctx context.Context) error { return r.test(ctx, *module, fs.Args()) },
+		"bench": func(ctx context.Context) error { return r.bench(ctx, *module, fs.Args()) },
 		"demo":  func(ctx context.Context) error { return r.demo(ctx, *addr, *data) },
 	}[verb]
 	if !ok {

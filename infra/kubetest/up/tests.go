@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,24 +28,80 @@ const (
 	benchTimeout = "30m"
 )
 
-// test runs the tests with the tag, or those that args tell go test of.
-func (r *runner) test(ctx context.Context, args []string) error {
-	if _, err := r.shared(ctx); err != nil {
-		return err
-	}
-	if len(args) == 0 {
-		var err error
-		if args, err = r.tagged(ctx); err != nil {
-			return err
-		}
-	}
+// test runs the tests with the tag, or those of the module that args tell go test
+// of.
+func (r *runner) test(ctx context.Context, module string, args []string) error {
 	// Two packages at a time: most of a test's time is waiting, and each private
 	// control plane of a test wants a core while it starts.
-	err := r.goTest(ctx, append([]string{"-race", "-p", "2", "-timeout", testTimeout}, args...)...)
+	err := r.run(ctx, module, args, "-race", "-p", "2", "-parallel", "4", "-timeout", testTimeout)
 	if err != nil && ctx.Err() == nil {
 		return errors.Join(err, r.keepLogs())
 	}
 	return err
+}
+
+// bench measures, one package after the other.
+func (r *runner) bench(ctx context.Context, module string, args []string) error {
+	return r.run(ctx, module, args, "-run", "^$", "-bench", ".", "-benchtime", "1x", "-p", "1", "-timeout", benchTimeout)
+}
+
+// run starts the shared control plane and runs go test with the flags: of every
+// module on all packages that have tests with the tag, or, if there are args, of
+// the one module on those.
+func (r *runner) run(ctx context.Context, module string, args []string, flags ...string) error {
+	if _, err := r.shared(ctx); err != nil {
+		return err
+	}
+	if len(args) > 0 {
+		return r.goTest(ctx, r.path(module), append(flags, args...))
+	}
+	modules, err := r.modules()
+	if err != nil {
+		return err
+	}
+	found := false
+	var errs []error
+	for _, dir := range modules {
+		packages, err := r.tagged(ctx, dir)
+		if err != nil {
+			return err
+		}
+		if len(packages) == 0 {
+			continue
+		}
+		found = true
+		errs = append(errs, r.goTest(ctx, dir, slices.Concat(flags, packages)))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if !found {
+		errs = append(errs, errors.New("no test has the tag "+tag))
+	}
+	return errors.Join(errs...)
+}
+
+// modules are the folders of the repository's modules but for this one, the root
+// first.
+func (r *runner) modules() (dirs []string, err error) {
+	err = filepath.WalkDir(r.root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != r.root && (strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"testdata", "bin", "data"}, d.Name())):
+			return filepath.SkipDir
+		case d.IsDir() && path == r.path("infra", "kubetest"):
+			return filepath.SkipDir
+		case d.Name() == "go.mod":
+			dirs = append(dirs, filepath.Dir(path))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find the repository's modules: %w", err)
+	}
+	slices.Sort(dirs)
+	return dirs, nil
 }
 
 // keepLogs puts what the shared control plane wrote where the next failure's goes
@@ -61,30 +118,20 @@ func (r *runner) keepLogs() error {
 	return nil
 }
 
-// bench measures, one package after the other.
-func (r *runner) bench(ctx context.Context, args []string) error {
-	if _, err := r.shared(ctx); err != nil {
-		return err
-	}
-	if len(args) == 0 {
-		var err error
-		if args, err = r.tagged(ctx); err != nil {
-			return err
-		}
-	}
-	return r.goTest(ctx, append([]string{"-run", "^$", "-bench", ".", "-benchtime", "1x", "-p", "1", "-timeout", benchTimeout}, args...)...)
-}
-
 // goTest runs go test behind a keeper: whatever it started ends with this process.
-func (r *runner) goTest(ctx context.Context, args ...string) error {
+func (r *runner) goTest(ctx context.Context, dir string, args []string) error {
 	env, err := r.environment()
 	if err != nil {
 		return err
 	}
 	var last lastLines
 	began := time.Now()
-	err = r.kept(ctx, append(os.Environ(), env...), io.MultiWriter(os.Stdout, &last), append([]string{"go", "test", "-count=1", "-tags", tag}, args...)...)
-	r.say("go test ended after %s: %s", time.Since(began).Round(time.Second), verdict(err))
+	err = r.kept(ctx, dir, append(os.Environ(), env...), io.MultiWriter(os.Stdout, &last), append([]string{"go", "test", "-count=1", "-tags", tag}, args...)...)
+	name, relErr := filepath.Rel(r.root, dir)
+	if relErr != nil {
+		name = dir
+	}
+	r.say("go test in %s ended after %s: %s", name, time.Since(began).Round(time.Second), verdict(err))
 	for _, l := range last.lines {
 		fmt.Fprintln(r.out, "kubetest:         ", l)
 	}
@@ -122,13 +169,13 @@ func (l *lastLines) Write(b []byte) (int, error) {
 
 // kept runs a program of the repository in a process group of its own until it
 // ends, or ctx does, or this process is gone.
-func (r *runner) kept(ctx context.Context, env []string, stdout io.Writer, argv ...string) error {
+func (r *runner) kept(ctx context.Context, dir string, env []string, stdout io.Writer, argv ...string) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find own program: %w", err)
 	}
 	cmd := exec.Command(exe, append([]string{"keep"}, argv...)...)
-	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = r.root, env, stdout, r.out
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, stdout, r.out
 	stdin, err := cmd.StdinPipe() // its end ends the keeper
 	if err != nil {
 		return fmt.Errorf("start %s: %w", argv[0], err)
@@ -150,14 +197,14 @@ func keep(argv []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	return plane.Keep(argv, stdin, stdout, stderr)
 }
 
-// tagged lists the packages that have tests with the tag: the others are run by
-// `make test`.
-func (r *runner) tagged(ctx context.Context) ([]string, error) {
-	plain, err := r.testFiles(ctx)
+// tagged lists a module's packages that have tests with the tag: the others are
+// run by `make test`.
+func (r *runner) tagged(ctx context.Context, dir string) ([]string, error) {
+	plain, err := r.testFiles(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
-	with, err := r.testFiles(ctx, "-tags", tag)
+	with, err := r.testFiles(ctx, dir, "-tags", tag)
 	if err != nil {
 		return nil, err
 	}
@@ -167,17 +214,14 @@ func (r *runner) tagged(ctx context.Context) ([]string, error) {
 			out = append(out, pkg)
 		}
 	}
-	if len(out) == 0 {
-		return nil, errors.New("no test has the tag " + tag)
-	}
 	slices.Sort(out)
 	return out, nil
 }
 
 // testFiles lists the test files of each package.
-func (r *runner) testFiles(ctx context.Context, args ...string) (map[string][]string, error) {
+func (r *runner) testFiles(ctx context.Context, dir string, args ...string) (map[string][]string, error) {
 	cmd := exec.CommandContext(ctx, "go", append(append([]string{"list", "-json=ImportPath,TestGoFiles,XTestGoFiles"}, args...), "./...")...)
-	cmd.Dir, cmd.Stderr = r.root, r.out
+	cmd.Dir, cmd.Stderr = dir, r.out
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
