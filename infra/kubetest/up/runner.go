@@ -9,12 +9,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/opsplane/opsplane/infra/kubetest/plane"
 )
 
-// CacheEnv names the folder that keeps what was built between runs; the default
+// cacheEnv names the folder that keeps what was built between runs; the default
 // is opsplane/kubetest in the user's cache folder.
 const cacheEnv = "OPSPLANE_KUBETEST_CACHE"
 
@@ -54,10 +55,45 @@ func (r *runner) open() (err error) {
 	if err := os.MkdirAll(r.cache, 0o755); err != nil {
 		return fmt.Errorf("make the cache folder: %w", err)
 	}
-	if r.state, err = os.MkdirTemp("", "opsplane-kubetest-"); err != nil {
+	if err := sweep(os.TempDir()); err != nil {
+		return err
+	}
+	if r.state, err = os.MkdirTemp("", statePrefix); err != nil {
 		return fmt.Errorf("make the state folder: %w", err)
 	}
 	r.closing = append(r.closing, func() error { return os.RemoveAll(r.state) })
+	unlock, err := lock(filepath.Join(r.state, stateLock))
+	if err != nil {
+		return errors.Join(err, r.close())
+	}
+	r.closing = append(r.closing, func() error { unlock(); return nil })
+	return nil
+}
+
+const (
+	statePrefix = "opsplane-kubetest-" // of state folders
+	stateLock   = "running"            // in each: locked for as long as its run lasts
+)
+
+// sweep removes what runs that were killed have left. A run that has just made its
+// folder has no lock in it yet, and is let alone.
+func sweep(dir string) error {
+	locks, err := filepath.Glob(filepath.Join(dir, statePrefix+"*", stateLock))
+	if err != nil {
+		return fmt.Errorf("find what is left of runs: %w", err)
+	}
+	for _, file := range locks {
+		f, err := os.OpenFile(file, os.O_RDWR, 0)
+		if err != nil {
+			continue // it has just ended
+		}
+		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			err = os.RemoveAll(filepath.Dir(file))
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			return fmt.Errorf("remove what is left of a run: %w", err)
+		}
+	}
 	return nil
 }
 

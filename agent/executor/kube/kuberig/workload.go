@@ -162,7 +162,7 @@ func (r *Rig) PDB(namespace, name, app string, rules ...Budget) *policyv1.PodDis
 	for _, rule := range rules {
 		rule(&b.Spec)
 	}
-	b, err := r.admin().PolicyV1().PodDisruptionBudgets(namespace).Create(r.t.Context(), b, metav1.CreateOptions{})
+	_, err := r.admin().PolicyV1().PodDisruptionBudgets(namespace).Create(r.t.Context(), b, metav1.CreateOptions{})
 	if err != nil {
 		r.t.Fatalf("make disruption budget %s: %v", name, err)
 	}
