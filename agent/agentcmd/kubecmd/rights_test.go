@@ -1,7 +1,6 @@
 package kubecmd
 
 import (
-	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opsplane/opsplane/agent/executor/kube"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/component"
 	"github.com/opsplane/opsplane/agent/executor/kube/deployment"
@@ -28,26 +30,54 @@ type feature struct {
 	rights []cluster.Right
 }
 
-// features are the agent's rights, each in the first feature that needs it: what
-// is granted anyway is not granted twice.
+// features are the agent's rights by what is turned on. What every agent has is
+// not granted once more with a feature; two features may grant the same.
 func features() []feature {
 	all := []feature{
-		{"agent", slices.Concat(node.Rights, inventory.Rights, deployment.Rights)},
+		{"agent", slices.Concat(node.Rights, device.PodsRights, inventory.Rights, deployment.Rights)},
 		{"deviceReset", device.Rights},
 		{"componentUpgrade", component.Rights},
 	}
 	granted := map[cluster.Right]bool{}
+	for _, r := range all[0].rights {
+		granted[key(r)] = true
+	}
 	for i := range all {
 		all[i].rights = slices.DeleteFunc(slices.Clone(all[i].rights), func(r cluster.Right) bool {
 			wide := key(r)
 			wide.Namespace = ""
-			return granted[wide] || granted[key(r)]
+			return r.Namespace != "" && granted[wide] || i > 0 && granted[key(r)]
 		})
-		for _, r := range all[i].rights {
-			granted[key(r)] = true
-		}
 	}
 	return all
+}
+
+// The executor as it is opened asks for the same rights.
+func TestRightsOfTheExecutor(t *testing.T) {
+	t.Parallel()
+	all := features()
+	for _, tc := range []struct {
+		name     string
+		options  kube.Options
+		features []feature
+	}{
+		{"alone", kube.Options{}, all[:1]},
+		{"device reset", kube.Options{Device: device.Config{Enabled: true}}, all[:2]},
+		{"component upgrade", kube.Options{Component: component.Config{Components: map[string]component.Component{"a": {}}}}, []feature{all[0], all[2]}},
+	} {
+		want, got := map[cluster.Right]bool{}, map[cluster.Right]bool{}
+		for _, r := range kube.Rights(tc.options) {
+			want[key(r)] = true
+		}
+		for _, f := range tc.features {
+			for _, r := range f.rights {
+				got[key(r)] = true
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-executor +chart):\n%s", tc.name, diff)
+		}
+	}
 }
 
 // key is a right without its reason.
@@ -84,11 +114,11 @@ func rules(rights []cluster.Right, namespace string) []rule {
 	order := []string{"get", "list", "watch", "create", "update", "patch", "delete"}
 	for i := range out {
 		slices.SortFunc(out[i].verbs, func(a, b string) int {
-			return cmp.Compare(slices.Index(order, a), slices.Index(order, b))
+			return slices.Index(order, a) - slices.Index(order, b)
 		})
 	}
 	slices.SortFunc(out, func(a, b rule) int {
-		return cmp.Or(strings.Compare(a.group, b.group), strings.Compare(a.resource, b.resource))
+		return strings.Compare(a.group+" "+a.resource, b.group+" "+b.resource)
 	})
 	return out
 }

@@ -29,7 +29,7 @@ func types(c *cluster.Cluster, inv *inventory.Inventory, o Options) []cluster.Ty
 // Rights are what the agent's role must grant under the options, each once: those
 // of the inventory and of every type that is turned on.
 func Rights(o Options) []cluster.Right {
-	all := slices.Concat(inventory.Rights, node.Rights, deployment.Rights)
+	all := slices.Concat(inventory.Rights, node.Rights, device.PodsRights, deployment.Rights)
 	if o.Device.Enabled {
 		all = append(all, device.Rights...)
 	}

@@ -12,6 +12,11 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 )
 
+// PodsRights are what PodsOn needs of the agent's role beside what a drain has.
+var PodsRights = []cluster.Right{
+	{Verb: "get", Resource: "configmaps", Namespace: cluster.OwnNamespace, Why: "to read which pods hold a device, for a drain that is narrowed to it"},
+}
+
 // PodsOn tells which pods of a node hold a device, by any of its spellings, from
 // what the host reports of itself (serve): for drains that are narrowed to one.
 // nameOf names a node by its UID. A reason says why it cannot be told.
