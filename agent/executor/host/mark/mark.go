@@ -31,9 +31,9 @@ const maxMarks = 16
 
 // By is who asks: the lease under which an agent acts.
 type By struct {
-	Operation  string
-	Run        int
-	Generation int64
+	Operation  string `json:"operation"`
+	Run        int    `json:"run"`
+	Generation int64  `json:"generation"`
 }
 
 func (b By) String() string { return fmt.Sprintf("%s/%d/%d", b.Operation, b.Run, b.Generation) }
@@ -175,15 +175,15 @@ func (b *Book) Put(e Entry) error {
 	}
 	b.Entries = entries
 	raw, _ := json.Marshal(b) // plain values always marshal
-	if err := replace(b.path, raw); err != nil {
+	if err := Replace(b.path, raw); err != nil {
 		return fmt.Errorf("write mark: %w", err)
 	}
 	return nil
 }
 
-// replace writes a file whole or not at all: a new one is written and synced,
+// Replace writes a file whole or not at all: a new one is written and synced,
 // takes the old one's name, and the folder is synced.
-func replace(path string, raw []byte) error {
+func Replace(path string, raw []byte) error {
 	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err

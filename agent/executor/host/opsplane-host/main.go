@@ -12,11 +12,16 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/opsplane/opsplane/agent/executor/host/hostcmd"
 )
+
+// linked is the version that a release is built with: -ldflags "-X main.linked=v1.2.3".
+var linked string
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
+	code := hostcmd.Main(ctx, linked, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }

@@ -1,4 +1,4 @@
-package main
+package hostcmd
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ const uuid = "GPU-8f3c0a6e-1111-2222-3333-444455556666"
 func call(t *testing.T, env map[string]string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code = run(t.Context(), args, func(k string) string { return env[k] }, &out, &errs)
+	code = Main(t.Context(), "v1.2.3", args, func(k string) string { return env[k] }, &out, &errs)
 	return code, out.String(), errs.String()
 }
 
@@ -101,7 +101,7 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%v: code %d, %s%s", c.args, code, out, errs)
 		}
 	}
-	if code, out, _ := call(t, nil, "version"); code != exitOK || strings.TrimSpace(out) == "" {
+	if code, out, _ := call(t, nil, "version"); code != exitOK || strings.TrimSpace(out) != "v1.2.3" {
 		t.Errorf("version: %d %q", code, out)
 	}
 	if code, out, _ := call(t, nil, "--help"); code != exitOK || !strings.Contains(out, "preflight") {

@@ -1,4 +1,5 @@
-package main
+// Package hostcmd is opsplane-host as a command: its verbs, flags and answers.
+package hostcmd
 
 import (
 	"context"
@@ -27,9 +28,10 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/host/verb"
 )
 
+// Exit codes.
 const (
-	exitOK = iota
-	exitRefused
+	exitOK      = iota
+	exitRefused // the answer is no
 	exitUsage
 )
 
@@ -42,9 +44,6 @@ const (
 	// maxTimeout bounds --timeout: a reset takes seconds.
 	maxTimeout = 15 * time.Minute
 )
-
-// linked is the version that a release is built with.
-var linked string
 
 const usage = `opsplane-host VERB [flags]
 
@@ -70,8 +69,9 @@ type line struct {
 	config   string // kubeconfig
 }
 
-// run is main with everything that it touches given to it.
-func run(ctx context.Context, args []string, env func(string) string, stdout, stderr io.Writer) int {
+// Main runs a verb and returns the exit code. version is the release's, empty: it
+// is read from the build.
+func Main(ctx context.Context, version string, args []string, env func(string) string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
 		fmt.Fprint(stderr, usage)
 		return exitUsage
@@ -86,7 +86,7 @@ func run(ctx context.Context, args []string, env func(string) string, stdout, st
 		fmt.Fprintf(stderr, "opsplane-host: there is no verb %q, there are %s\n", what, strings.Join(verbs, ", "))
 		return exitUsage
 	case what == "version":
-		fmt.Fprintln(stdout, version())
+		fmt.Fprintln(stdout, versionOf(version))
 		return exitOK
 	}
 	l, err := parse(what, args[1:], env, stderr)
@@ -99,7 +99,7 @@ func run(ctx context.Context, args []string, env func(string) string, stdout, st
 	}
 	switch what {
 	case "serve":
-		return serveHost(ctx, l, stderr)
+		return serveHost(ctx, l, versionOf(version), stderr)
 	case "report":
 		h, _ := l.host.Report(ctx)
 		_, _ = stdout.Write(serve.JSON(h))
@@ -246,7 +246,7 @@ func (l *line) paths() holder.Options {
 	return o
 }
 
-func serveHost(ctx context.Context, l *line, stderr io.Writer) int {
+func serveHost(ctx context.Context, l *line, version string, stderr io.Writer) int {
 	log := slog.New(slog.NewJSONHandler(stderr, nil)).With(slog.String("node", l.host.Node))
 	config, err := rest.InClusterConfig()
 	if l.config != "" {
@@ -254,7 +254,7 @@ func serveHost(ctx context.Context, l *line, stderr io.Writer) int {
 	}
 	var client *kubernetes.Clientset
 	if err == nil {
-		config.UserAgent = "opsplane-host/" + version()
+		config.UserAgent = "opsplane-host/" + version
 		client, err = kubernetes.NewForConfig(config)
 	}
 	if err != nil {
@@ -270,7 +270,7 @@ func serveHost(ctx context.Context, l *line, stderr io.Writer) int {
 	return exitOK
 }
 
-func version() string {
+func versionOf(linked string) string {
 	if linked != "" {
 		return linked
 	}
