@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	hostreport "github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 	"github.com/opsplane/opsplane/shared/operation"
 )
@@ -120,6 +121,8 @@ func TestChartsRoleIsEnoughAndNoMore(t *testing.T) {
 		Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "serve"}, Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	const gpu = "GPU-11111111-2222-3333-4444-555555555555"
+	report(t, rig, s.namespace, other.Name, gpu)
 	_, health := s.agent()
 	s.thing("nodes", node.Name)
 	s.thing("deployments", ns+"/serve")
@@ -137,6 +140,7 @@ func TestChartsRoleIsEnoughAndNoMore(t *testing.T) {
 		payload     map[string]any
 	}{
 		{"node.drain", "node:" + node.Name, map[string]any{"await_volume_detach": true}},
+		{"node.drain", "node:" + other.Name, map[string]any{"device": gpu}},
 		{"node.uncordon", "node:" + node.Name, nil},
 		{"deployment.roll", "deployment:" + ns + "/serve", nil},
 		{"deployment.roll", "deployment:" + ns + "/store", nil},
@@ -184,11 +188,23 @@ func TestChartsRoleIsEnoughAndNoMore(t *testing.T) {
 
 	// What it did is in its metrics.
 	_, metrics := s.get(health + "/metrics")
-	for _, want := range []string{`opsplane_agent_runs_ended_total{outcome="succeeded"} 4`, `opsplane_agent_effects_total{category="ok"}`, "opsplane_agent_reporter 1",
+	for _, want := range []string{`opsplane_agent_runs_ended_total{outcome="succeeded"} 5`, `opsplane_agent_effects_total{category="ok"}`, "opsplane_agent_reporter 1",
 		"opsplane_agent_executor_up 1", `opsplane_agent_kube_requests_total{code="201",method="POST"}`, `opsplane_agent_kube_request_seconds_count{method="PATCH"}`} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("the metrics lack %s", want)
 		}
+	}
+}
+
+// report is what the host helper of a node says: it has one GPU that nobody holds.
+func report(t *testing.T, rig *kuberig.Rig, namespace, node, gpu string) {
+	t.Helper()
+	h := hostreport.Host{Version: hostreport.Version, Node: node, Source: hostreport.SourceRecorded, At: time.Now(),
+		Devices: []hostreport.Device{{UUID: gpu, PCI: "0000:3b:00.0", Health: hostreport.HealthOK}}}
+	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: hostreport.Name(node), Labels: map[string]string{hostreport.Label: hostreport.Hash(node)}},
+		Data: map[string]string{hostreport.Key: string(h.Data())}}
+	if _, err := rig.Client(kuberig.Admin).CoreV1().ConfigMaps(namespace).Create(t.Context(), m, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
 	}
 }
 
