@@ -10,11 +10,12 @@ import (
 
 	"github.com/opsplane/opsplane/agent/agentcmd"
 	"github.com/opsplane/opsplane/agent/agentcmd/kubecmd"
+	"github.com/opsplane/opsplane/agent/executor/host"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal kills
-	code := agentcmd.Main(ctx, os.Args[1:], os.Stdin, os.Stderr, kubecmd.Kind(), agentcmd.Sim())
+	code := agentcmd.Main(ctx, os.Args[1:], os.Stdin, os.Stderr, kubecmd.Kind(), host.Kind(), agentcmd.Sim())
 	os.Exit(code)
 }
