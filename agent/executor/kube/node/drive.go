@@ -186,6 +186,8 @@ func (d *drive) issue(ctx context.Context, k call) {
 		defer func() { <-d.slots }()
 	case <-ctx.Done():
 		return
+	case <-d.t.Cancelled:
+		return
 	}
 	switch {
 	case executor.Halted(ctx, d.t) != "":

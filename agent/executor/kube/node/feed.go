@@ -218,18 +218,19 @@ func (f *feed[T]) in(bucket string) ([]T, <-chan struct{}) {
 	return list, f.changed
 }
 
-// state tells whether there was a first list, and why the feed does not keep up.
-func (f *feed[T]) state() (listed bool, err error, since time.Time, changed <-chan struct{}) {
+// state tells whether there was a first list, and why and since when the feed does
+// not keep up.
+func (f *feed[T]) state() (listed bool, since time.Time, changed <-chan struct{}, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.listed, f.err, f.since, f.changed
+	return f.listed, f.since, f.changed, f.err
 }
 
 // ready waits for the first list. A missing right is told at once; other failures
 // are tried again until ctx ends.
 func (f *feed[T]) ready(ctx context.Context) error {
 	for {
-		listed, err, _, changed := f.state()
+		listed, _, changed, err := f.state()
 		switch {
 		case apierrors.IsForbidden(err):
 			return err

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
@@ -28,20 +29,15 @@ type agent struct {
 	types map[string]cluster.Type
 }
 
-// rights are the rules of a role with everything that the types need.
-func grant(r *kuberig.Rig, user string, without ...cluster.Right) (revoke func()) {
-	var revokes []func()
+// grant gives a user the package's rights, some apart.
+func grant(r *kuberig.Rig, user string, without ...cluster.Right) {
+	var rules []rbacv1.PolicyRule
 	for _, right := range Rights {
-		if slices.Contains(without, right) {
-			continue
-		}
-		revokes = append(revokes, r.Grant(user, "", kuberig.Rule(right.Group, right.Resource, []string{right.Verb})))
-	}
-	return func() {
-		for _, f := range revokes {
-			f()
+		if !slices.Contains(without, right) {
+			rules = append(rules, kuberig.Rule(right.Group, right.Resource, []string{right.Verb}))
 		}
 	}
+	r.Grant(user, "", rules...)
 }
 
 // newAgent opens an executor as a user that has the package's rights and no more.

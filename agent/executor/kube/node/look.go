@@ -86,7 +86,7 @@ func (d *drive) lookNode(l *look) *executor.Outcome {
 	}
 	feed := s.nodes
 	s.mu.Unlock()
-	listed, err, _, _ := feed.state()
+	listed, _, _, err := feed.state()
 	found, changed := feed.in("")
 	l.node = changed
 	if err != nil {
@@ -124,7 +124,7 @@ func (d *drive) lookNode(l *look) *executor.Outcome {
 // lookPods takes over what the watch has brought.
 func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 	s := d.s
-	_, err, since, _ := s.pods.state()
+	_, since, _, err := s.pods.state()
 	pods, changed := s.pods.in("")
 	l.pods = changed
 	if err != nil {

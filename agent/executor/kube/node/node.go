@@ -51,8 +51,9 @@ type denials struct {
 	since map[string]time.Time
 }
 
-// believed turns a missing right into waiting, as long as it is not believed.
-func (d *denials) believed(now time.Time, a *protocol.Assignment, o executor.Outcome) executor.Outcome {
+// believed turns a missing right into waiting, as long as it is not believed. first:
+// it was not missing before.
+func (d *denials) believed(now time.Time, a *protocol.Assignment, o executor.Outcome) (_ executor.Outcome, first bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	denied := o.ErrorCode == "forbidden" && o.Class == operation.OutcomePermanent
@@ -62,7 +63,7 @@ func (d *denials) believed(now time.Time, a *protocol.Assignment, o executor.Out
 		if o.Class == operation.OutcomeDone {
 			delete(d.since, a.Operation)
 		}
-		return o
+		return o, false
 	case !before:
 		if d.since == nil || len(d.since) > maxSessions {
 			d.since = map[string]time.Time{}
@@ -70,17 +71,21 @@ func (d *denials) believed(now time.Time, a *protocol.Assignment, o executor.Out
 		d.since[a.Operation] = now
 	case now.Sub(since) >= deniedFor:
 		delete(d.since, a.Operation)
-		return o
+		return o, false
 	}
 	w := executor.Waiting(o.ErrorCode, o.Detail)
 	w.After, w.CommandID = apiPause, o.CommandID
-	return w
+	return w, !before
 }
 
 // lenient wraps a step so that a missing right ends it only once it is believed.
 func (e *nodes) lenient(f func(ctx context.Context, t *executor.Task) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
 	return func(ctx context.Context, t *executor.Task) executor.Outcome {
-		return e.denials.believed(e.c.Now(), t.Assignment, f(cluster.Operation(ctx, t.Assignment), t))
+		o, first := e.denials.believed(e.c.Now(), t.Assignment, f(cluster.Operation(ctx, t.Assignment), t))
+		if first {
+			t.Note(o.ErrorCode, o.Detail)
+		}
+		return o
 	}
 }
 

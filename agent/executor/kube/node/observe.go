@@ -165,8 +165,14 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 		end.Verified = append(end.Verified, "the cordon is not this operation's: "+describe(c))
 	}
 	d := e.details(s, readRecord(r.node, a), r, a)
-	end.Details = d.encode()
 	e.tellPods(a, end, d)
+	end.Details = d.encode()
+	if s != nil {
+		s.slim()
+	}
+	if p, err := readPayload(a); err == nil && p.AwaitVolumeDetach && stepNamed(a, "wait").Phase == operation.StepSucceeded {
+		end.Verified = append(end.Verified, "the node's volumes are detached")
+	}
 	switch c := d.Counts; {
 	case c.Planned > 0:
 		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, c.Gone, c.Planned, countForced(c.Forced))

@@ -39,7 +39,7 @@ func (d *drive) open(ctx context.Context) *executor.Outcome {
 		o := executor.Permanent("uncordoned_externally", uncordoned(n.Name))
 		return &o
 	}
-	if code, why, err := d.narrow(ctx, &d.p, n); err != nil {
+	if code, why, err := d.narrow(ctx, a, &d.p, n); err != nil {
 		return unsurveyed(err)
 	} else if code != "" {
 		o := executor.Permanent(code, why)
@@ -115,7 +115,7 @@ func (d *drive) makePlan(ctx context.Context, n *corev1.Node) *executor.Outcome 
 	s := d.s
 	plan := map[types.UID]*planned{}
 	old := readRecord(n, d.t.Assignment)
-	if old != nil && d.p.only == nil {
+	if old != nil {
 		for uid, name := range old.Pods {
 			plan[types.UID(uid)] = &planned{uid: types.UID(uid), name: name}
 		}

@@ -25,7 +25,7 @@ func (e *drainer) preflight(ctx context.Context, t *executor.Task, s *session) e
 	if code != "" {
 		return executor.Permanent(code, detail)
 	}
-	if code, detail, err = e.narrow(ctx, &p, n); err != nil {
+	if code, detail, err = e.narrow(ctx, t.Assignment, &p, n); err != nil {
 		return broken(err)
 	}
 	if code != "" {
@@ -142,7 +142,7 @@ func (e *drainer) previewDrain(ctx context.Context, r protocol.PreviewRequest) (
 	if err != nil { // the operation's preflight says the same
 		return []protocol.Blocker{{Code: "invalid_payload", Resource: r.TargetName, Detail: err.Error()}}, nil
 	}
-	code, why, err := e.narrow(ctx, &p, n)
+	code, why, err := e.narrow(ctx, a, &p, n)
 	if err != nil {
 		return nil, fmt.Errorf("preview %s: %w", r.Type, err)
 	}

@@ -79,7 +79,7 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 		all := budgets(p.pod.Namespace)
 		h := rule(all, p.pod)
-		if _, err, _, _ := d.budgets.state(); err != nil && h != nil && h.code == "pdb" {
+		if _, _, _, err := d.budgets.state(); err != nil && h != nil && h.code == "pdb" {
 			h = nil // what is known of it may be old: the API server decides
 		}
 		if h != nil && h.code == "two_pdbs" && d.p.OnDeadline != onDeadlineForce {

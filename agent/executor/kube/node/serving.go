@@ -46,7 +46,7 @@ func (d *drive) lookServing(l *look) {
 		}
 	}
 	for ns, s := range d.serving {
-		_, err, _, _ := s.feed.state()
+		_, _, _, err := s.feed.state()
 		if err != nil && apierrors.IsForbidden(err) && !s.told {
 			s.told = true
 			d.t.Note("forbidden", fmt.Sprintf("whether pods of namespace %s still serve requests cannot be told: %v", ns, err))

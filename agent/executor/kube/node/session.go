@@ -18,8 +18,10 @@ import (
 )
 
 const (
-	// maxSessions bounds how many operations are remembered.
-	maxSessions = 2_000
+	// maxSessions bounds how many leases are remembered, and sessionFor how long one
+	// is that nobody asks for.
+	maxSessions = 1_000
+	sessionFor  = 10 * time.Minute
 	// fresh is how long what was read may be gone by before the API server is asked
 	// again: a patch is conditional, and the watch goes on from a list.
 	fresh = 5 * time.Second
@@ -77,6 +79,7 @@ type stage struct {
 type session struct {
 	mu     sync.Mutex
 	began  time.Time
+	used   time.Time
 	stages []stage
 
 	node   *corev1.Node
@@ -154,17 +157,34 @@ func (e *drainer) session(a *protocol.Assignment, create bool) *session {
 	k := sessionKey(a)
 	s := e.sessions[k]
 	if s == nil && create {
-		s = &session{began: e.c.Now(), came: map[types.UID]string{}}
+		s = &session{began: e.c.Now(), used: e.c.Now(), came: map[types.UID]string{}}
 		e.sessions[k] = s
-		if e.order = append(e.order, k); len(e.order) > maxSessions {
-			if old := e.sessions[e.order[0]]; old != nil {
-				old.close()
-			}
+		e.order = append(e.order, k)
+		for len(e.order) > maxSessions || e.sessions[e.order[0]].forgotten(e.c.Now()) {
+			e.sessions[e.order[0]].close()
 			delete(e.sessions, e.order[0])
 			e.order = e.order[1:]
 		}
 	}
 	return s
+}
+
+func (s *session) forgotten(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return now.Sub(s.used) > sessionFor
+}
+
+// slim lets go of the objects, once the operation is over: what became of the pods
+// stays for a while.
+func (s *session) slim() {
+	s.close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.plan {
+		p.pod, p.verdict = nil, verdict{}
+	}
+	s.node, s.final = nil, nil
 }
 
 // close lets go of everything but what Observe tells.
@@ -208,7 +228,7 @@ func (e *drainer) timed(f func(ctx context.Context, t *executor.Task, s *session
 		o := f(ctx, t, s)
 		s.spent(t.Step.Name, begin, e.c.Now().Sub(begin))
 		s.closeNode()
-		if o.Class == operation.OutcomeDone {
+		if o.Class == operation.OutcomeDone && t.Step.Name != "confirm" && !t.Step.Cleanup {
 			s.rest()
 		} else {
 			s.close()
@@ -220,6 +240,7 @@ func (e *drainer) timed(f func(ctx context.Context, t *executor.Task, s *session
 func (s *session) spent(name string, began time.Time, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.used = began.Add(d)
 	for i := range s.stages {
 		if s.stages[i].name == name {
 			s.stages[i].took += d

@@ -33,7 +33,7 @@ func (e *drainer) cordonPlanned(ctx context.Context, t *executor.Task, s *sessio
 		if code != "" {
 			return executor.Permanent(code, why)
 		}
-		if code, why, err = e.narrow(ctx, &plan, n); err != nil {
+		if code, why, err = e.narrow(ctx, t.Assignment, &plan, n); err != nil {
 			return broken(err)
 		}
 		if code != "" {
@@ -108,7 +108,7 @@ func (e *drainer) confirm(ctx context.Context, t *executor.Task, s *session) exe
 			if stop != nil {
 				return *stop
 			}
-			if code, why, err = e.narrow(ctx, &p, n); err != nil {
+			if code, why, err = e.narrow(ctx, t.Assignment, &p, n); err != nil {
 				return broken(err)
 			}
 			if code != "" {
@@ -208,7 +208,7 @@ func (e *drainer) probeDrain(ctx context.Context, t *executor.Task, done func(r 
 	if code != "" {
 		return executor.Lost(code, why)
 	}
-	if code, why, err = e.narrow(ctx, &p, n); err != nil {
+	if code, why, err = e.narrow(ctx, t.Assignment, &p, n); err != nil {
 		return cluster.Unread(err)
 	}
 	if code != "" { // who is on the device cannot be told now

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 const (
@@ -47,10 +48,18 @@ func (e *drainer) list(ctx context.Context, node string) ([]runtime.Object, stri
 	return items, version, nil
 }
 
-// narrow resolves a drain of a device to the pods on it. code and why: it cannot
-// be told, or there is no such device.
-func (e *drainer) narrow(ctx context.Context, p *payload, n *corev1.Node) (code, why string, err error) {
+// narrow resolves a drain of a device to the pods on it: those that the run has
+// planned, or that are on it now. code and why: it cannot be told, or there is no
+// such device.
+func (e *drainer) narrow(ctx context.Context, a *protocol.Assignment, p *payload, n *corev1.Node) (code, why string, err error) {
 	if p.Device == "" || p.only != nil {
+		return "", "", nil
+	}
+	if r := readRecord(n, a); r != nil && !r.Cut { // a pod that stopped is on no device any more
+		p.only = make(map[types.UID]bool, len(r.Pods))
+		for uid := range r.Pods {
+			p.only[types.UID(uid)] = true
+		}
 		return "", "", nil
 	}
 	if e.o.PodsOn == nil {

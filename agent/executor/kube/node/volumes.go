@@ -62,7 +62,7 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 		case <-t.Cancelled:
 		}
 		timer.Stop()
-		if _, err, _, _ := feed.state(); err != nil && apierrors.IsForbidden(err) {
+		if _, _, _, err := feed.state(); err != nil && apierrors.IsForbidden(err) {
 			return broken(err)
 		}
 		if h := executor.Halted(ctx, t); h != "" {
