@@ -187,6 +187,25 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+// Every metric is in the docs, by its full name or by what follows the prefix.
+func TestDocsNameEveryMetric(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("../../infra/docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	descs := []*prometheus.Desc{ended, steps, effects, executes}
+	for _, m := range plain {
+		descs = append(descs, m.desc)
+	}
+	for _, d := range descs {
+		name := regexp.MustCompile(`fqName: "opsplane_agent(_[^"]+)"`).FindStringSubmatch(d.String())[1]
+		if !regexp.MustCompile("`(opsplane_agent)?" + name + "[`{]").Match(doc) {
+			t.Errorf("infra/docs/kubernetes.md does not name opsplane_agent%s", name)
+		}
+	}
+}
+
 // Loops that hang make the agent's life end, and say which.
 func TestStuckIsNotAlive(t *testing.T) {
 	t.Parallel()
