@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -21,9 +22,17 @@ type health struct {
 
 	mu      sync.Mutex
 	waiting map[string]bool // not listed yet
-	failing map[string]failure
+	failing map[request]failure
 	down    bool // told in the log
 }
+
+// request is one kind of request of a source: to list, or to watch.
+type request struct{ source, verb string }
+
+const (
+	verbList  = "list"
+	verbWatch = "watch"
+)
 
 type failure struct {
 	err   error
@@ -37,7 +46,7 @@ func newHealth(log *slog.Logger, now func() time.Time) *health {
 	if now == nil {
 		now = time.Now
 	}
-	return &health{log: log, now: now, waiting: map[string]bool{}, failing: map[string]failure{}}
+	return &health{log: log, now: now, waiting: map[string]bool{}, failing: map[request]failure{}}
 }
 
 func (h *health) expect(source string) {
@@ -56,30 +65,33 @@ func (h *health) listed(source string) {
 func (h *health) drop(source string) {
 	h.mu.Lock()
 	delete(h.waiting, source)
-	delete(h.failing, source)
+	delete(h.failing, request{source, verbList})
+	delete(h.failing, request{source, verbWatch})
 	h.turn()
 	h.mu.Unlock()
 }
 
-// heard takes the answer to one list or watch request.
-func (h *health) heard(source string, err error) {
+// heard takes the answer to one list or watch request. That a list came does not
+// make up for a watch that cannot be had.
+func (h *health) heard(source, verb string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	key := request{source, verb}
 	if err == nil {
-		delete(h.failing, source)
+		delete(h.failing, key)
 		h.turn()
 		return
 	}
-	f, was := h.failing[source]
+	f, was := h.failing[key]
 	if !was {
 		f.since = h.now()
 	}
 	if apierrors.IsForbidden(err) && (!was || !apierrors.IsForbidden(f.err)) {
 		h.log.Error("the agent's role lacks a right; a part of the inventory is missing",
-			slog.String("right", "list, watch "+source), slog.Any("err", err))
+			slog.String("right", verb+" "+source), slog.Any("err", err))
 	}
 	f.err = err
-	h.failing[source] = f
+	h.failing[key] = f
 	h.turn()
 }
 
@@ -105,13 +117,15 @@ func (h *health) err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var errs []error
-	for _, source := range slices.Sorted(maps.Keys(h.failing)) {
-		f := h.failing[source]
+	for _, key := range slices.SortedFunc(maps.Keys(h.failing), func(a, b request) int {
+		return cmp.Or(cmp.Compare(a.source, b.source), cmp.Compare(a.verb, b.verb))
+	}) {
+		f := h.failing[key]
 		if apierrors.IsForbidden(f.err) {
-			errs = append(errs, fmt.Errorf("the agent's role lacks the right to list, watch %s: %w", source, f.err))
+			errs = append(errs, fmt.Errorf("the agent's role lacks the right to %s %s: %w", key.verb, key.source, f.err))
 			continue
 		}
-		errs = append(errs, fmt.Errorf("watch %s, failing since %s: %w", source, f.since.UTC().Format(time.RFC3339), f.err))
+		errs = append(errs, fmt.Errorf("%s %s, failing since %s: %w", key.verb, key.source, f.since.UTC().Format(time.RFC3339), f.err))
 	}
 	if len(errs) == 0 && len(h.waiting) > 0 {
 		errs = append(errs, fmt.Errorf("not listed yet: %s", strings.Join(slices.Sorted(maps.Keys(h.waiting)), ", ")))

@@ -53,7 +53,6 @@ type model struct {
 	watching bool
 	dirty    map[object]struct{}
 	events   []stamped
-	lost     int // events that were dropped since the last word on it
 
 	ready chan struct{}
 	ring  chan struct{}

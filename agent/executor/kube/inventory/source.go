@@ -42,13 +42,13 @@ func (s *source) run(ctx context.Context, h *health) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := s.pages(ctx, o)
-			s.heard(ctx, h, err)
+			s.heard(ctx, h, verbList, err)
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			s.narrowed(&o)
 			w, err := s.watch(ctx, o)
-			s.heard(ctx, h, err)
+			s.heard(ctx, h, verbWatch, err)
 			return w, err
 		},
 	}
@@ -69,11 +69,11 @@ func (s *source) narrowed(o *metav1.ListOptions) {
 // heard passes an answer on to health. That a resourceVersion is too old is how
 // a watch that fell behind ends, and no fault; what is not found is an API that is
 // served no more, which is noticed elsewhere.
-func (s *source) heard(ctx context.Context, h *health, err error) {
+func (s *source) heard(ctx context.Context, h *health, verb string, err error) {
 	if ctx.Err() != nil || errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsNotFound(err) {
 		return
 	}
-	h.heard(s.name, err)
+	h.heard(s.name, verb, err)
 }
 
 // pages lists all in pages, stripping each before the next is read, at whatever
