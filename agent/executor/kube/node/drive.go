@@ -24,6 +24,10 @@ const (
 	// unseenFor is how long an accepted call may stay unseen by the watch before the
 	// pod is read.
 	unseenFor = 10 * time.Second
+	// lookEvery, for each drive that is under way, is between two looks that a change
+	// of what they share calls for, and lookMost the longest.
+	lookEvery = 500 * time.Microsecond
+	lookMost  = 300 * time.Millisecond
 	// heartbeat bounds the time between two looks: what is told names times.
 	heartbeat = 10 * time.Second
 )
@@ -38,6 +42,7 @@ type drive struct {
 	gone bool
 
 	begun    time.Time
+	looked   time.Time
 	results  chan result
 	inFlight int
 	budgets  *feed[*budget]
@@ -61,11 +66,13 @@ type result struct {
 // what it was waiting for.
 func (e *drainer) drive(ctx context.Context, t *executor.Task, s *session, p payload, gone bool) executor.Outcome {
 	d := &drive{drainer: e, t: t, s: s, p: p, gone: gone, begun: time.Now(), results: make(chan result, perDrain), serving: map[string]*serving{}}
+	e.drives.Add(1)
 	defer d.close()
 	if stop := d.open(ctx); stop != nil {
 		return *stop
 	}
 	for {
+		d.looked = time.Now()
 		l, stop := d.look(ctx)
 		if stop != nil {
 			return d.settled(ctx, *stop)
@@ -89,6 +96,7 @@ func (e *drainer) drive(ctx context.Context, t *executor.Task, s *session, p pay
 }
 
 func (d *drive) close() {
+	d.drives.Add(-1)
 	if d.budgets != nil {
 		d.drainer.budgets.release()
 	}
@@ -298,10 +306,30 @@ func (d *drive) rest(ctx context.Context, l *look) {
 	case <-l.pods:
 	case <-l.node:
 	case <-l.budgets:
+		d.breathe(ctx)
 	case <-l.serving:
+		d.breathe(ctx)
 	case <-timer.C:
 	case <-ctx.Done():
 	case <-cancelled:
+	}
+}
+
+// breathe keeps drives that share a namespace from looking at each of its changes
+// all at once: the more of them there are, the longer each waits for the next one.
+func (d *drive) breathe(ctx context.Context) {
+	wait := min(time.Duration(d.drives.Load())*lookEvery, lookMost) - time.Since(d.looked)
+	if wait <= 0 {
+		return
+	}
+	timer := time.NewTimer(jitter(wait))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case r := <-d.results:
+		d.take(r)
+	case <-ctx.Done():
+	case <-d.t.Cancelled:
 	}
 }
 

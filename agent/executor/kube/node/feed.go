@@ -47,11 +47,14 @@ type feed[T any] struct {
 	listed  bool
 	err     error // why it does not keep up; nil: it does
 	since   time.Time
-	changed chan struct{}
+	changed map[string]chan struct{} // by bucket, of those that somebody waits for
 }
 
+// stateBucket is where those wait who ask how the feed is.
+const stateBucket = "\x00state"
+
 func newFeed[T any](src source, take func(o runtime.Object) (string, T)) *feed[T] {
-	return &feed[T]{src: src, take: take, items: map[string]map[types.UID]T{}, changed: make(chan struct{})}
+	return &feed[T]{src: src, take: take, items: map[string]map[types.UID]T{}, changed: map[string]chan struct{}{}}
 }
 
 // seed makes the feed begin with what was just listed, so that it does not list.
@@ -161,7 +164,7 @@ func (f *feed[T]) apply(e watch.Event) error {
 	} else {
 		f.put(bucket, o.GetUID(), v)
 	}
-	f.tell()
+	f.tell(bucket)
 	return nil
 }
 
@@ -182,18 +185,38 @@ func (f *feed[T]) replace(items []runtime.Object, version string) {
 	}
 	f.version, f.listed = version, true
 	f.recover()
-	f.tell()
+	f.tellAll()
 }
 
-func (f *feed[T]) tell() {
-	close(f.changed)
-	f.changed = make(chan struct{})
+// tell wakes those who wait for a bucket, tellAll everybody.
+func (f *feed[T]) tell(bucket string) {
+	if c := f.changed[bucket]; c != nil {
+		close(c)
+		delete(f.changed, bucket)
+	}
+}
+
+func (f *feed[T]) tellAll() {
+	for _, c := range f.changed {
+		close(c)
+	}
+	clear(f.changed)
+}
+
+// wait returns what is closed at the next change of a bucket.
+func (f *feed[T]) wait(bucket string) <-chan struct{} {
+	c := f.changed[bucket]
+	if c == nil {
+		c = make(chan struct{})
+		f.changed[bucket] = c
+	}
+	return c
 }
 
 func (f *feed[T]) recover() {
 	if f.err != nil {
 		f.err, f.since = nil, time.Time{}
-		f.tell()
+		f.tellAll()
 	}
 }
 
@@ -204,7 +227,7 @@ func (f *feed[T]) fail(err error) {
 		f.since = time.Now()
 	}
 	f.err = err
-	f.tell()
+	f.tellAll()
 }
 
 // in returns what is in a bucket, and a channel that is closed at the next change.
@@ -215,7 +238,7 @@ func (f *feed[T]) in(bucket string) ([]T, <-chan struct{}) {
 	for _, v := range f.items[bucket] {
 		list = append(list, v)
 	}
-	return list, f.changed
+	return list, f.wait(bucket)
 }
 
 // state tells whether there was a first list, and why and since when the feed does
@@ -223,7 +246,7 @@ func (f *feed[T]) in(bucket string) ([]T, <-chan struct{}) {
 func (f *feed[T]) state() (listed bool, since time.Time, changed <-chan struct{}, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.listed, f.since, f.changed, f.err
+	return f.listed, f.since, f.wait(stateBucket), f.err
 }
 
 // ready waits for the first list. A missing right is told at once; other failures

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -118,6 +119,7 @@ type drainer struct {
 	daemons     memo[types.UID, bool]
 	admitted    memo[string, *refusal]
 	slots       chan struct{} // evictions in flight, over all drains
+	drives      atomic.Int64  // under way
 
 	mu       sync.Mutex
 	sessions map[string]*session
