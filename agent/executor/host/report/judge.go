@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// GPUs from Ampere on can be reset one by one although
-// NVLinks connect them; before it every peer has to be reset in the same
-// command. On Ampere, behind NVSwitches, the fabric manager has to run for it. nvidia-smi's manual page, --gpu-reset:
-// https://docs.nvidia.com/deploy/nvidia-smi/
+// GPUs from Ampere on can be reset one by one although NVLinks connect them;
+// before it every peer has to be reset in the same command. On Ampere, behind
+// NVSwitches, the fabric manager has to run for it; from Hopper on it need not.
+// nvidia-smi's manual page, --gpu-reset: https://docs.nvidia.com/deploy/nvidia-smi/
 var (
 	beforeAmpere = []string{"kepler", "maxwell", "pascal", "volta", "turing"}
 	needsFabric  = []string{"ampere"}

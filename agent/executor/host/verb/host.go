@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -73,12 +74,12 @@ var errBusyDriver = errors.New("a device of the host is being reset")
 // lockDriver takes the driver, shared for reading or alone for a reset: a process
 // that reads devices holds them for that time.
 func (h *Host) lockDriver(ctx context.Context, how int) (release func(), err error) {
-	if err := os.MkdirAll(h.State, 0o700); err != nil {
-		return nil, fmt.Errorf("lock driver: %w", err)
-	}
-	f, err := os.OpenFile(filepath.Join(h.State, "driver.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := h.driverLock(how)
 	if err != nil {
 		return nil, fmt.Errorf("lock driver: %w", err)
+	}
+	if f == nil {
+		return func() {}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
@@ -100,6 +101,28 @@ func (h *Host) lockDriver(ctx context.Context, how int) (release func(), err err
 			return nil, errBusyDriver
 		}
 	}
+}
+
+// driverLock opens the lock's file. Whoever only reads may have the folder
+// read-only, as serve does; without the file no reset was ever begun here, and
+// there is nothing to wait for: nil.
+func (h *Host) driverLock(how int) (*os.File, error) {
+	path := filepath.Join(h.State, "driver.lock")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(h.State, 0o700); err != nil {
+			return nil, err
+		}
+		f, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	}
+	if err == nil || how == syscall.LOCK_EX || !errors.Is(err, syscall.EROFS) && !errors.Is(err, fs.ErrPermission) {
+		return f, err
+	}
+	f, err = os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return f, err
 }
 
 // seen is the host at one moment.

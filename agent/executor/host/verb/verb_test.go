@@ -488,3 +488,19 @@ func TestReport(t *testing.T) {
 		t.Errorf("without a log: %v", h.Cut)
 	}
 }
+
+// TestNoLock: without its lock nothing is asked of the driver.
+func TestNoLock(t *testing.T) {
+	t.Parallel()
+	b := setup(t, recorded.Device{})
+	if err := os.MkdirAll(b.host.State, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// Root heeds no mode, so a lock that cannot be written is a folder of its name.
+	if err := os.Mkdir(filepath.Join(b.host.State, "driver.lock"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if a := sound(t, b.host.Reset(t.Context(), by("op_a", 1, 1))); a.OK || a.Code != report.CodeHost || b.resets() != 0 {
+		t.Errorf("reset: %+v", a)
+	}
+}

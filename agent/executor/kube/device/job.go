@@ -171,6 +171,10 @@ func (e *devices) mount(spec *corev1.PodSpec) {
 	add("pod-resources", podResources, corev1.HostPathUnset, true)
 	if e.cfg.DriverRoot != "" {
 		add("driver", e.cfg.DriverRoot, corev1.HostPathDirectory, false)
+		// nvidia-smi runs with the driver's root as its own: a reset writes sysfs there.
+		add("driver-sys", "/sys", corev1.HostPathDirectory, false)
+		last := &spec.Containers[0].VolumeMounts[len(spec.Containers[0].VolumeMounts)-1]
+		last.MountPath = path.Join(e.cfg.DriverRoot, "sys")
 	}
 	if e.cfg.Recorded != "" {
 		dir := e.cfg.Recorded
