@@ -166,7 +166,9 @@ func statusText(s apierrors.APIStatus) string {
 	st := s.Status()
 	what := string(st.Reason)
 	if d := st.Details; d != nil {
-		what += " " + strings.TrimSpace(d.Kind+" "+d.Name)
+		if named := strings.TrimSpace(d.Kind + " " + d.Name); named != "" {
+			what += " " + named
+		}
 		var fields []string
 		for _, c := range d.Causes {
 			if c.Field != "" && len(fields) < 5 {

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,6 +34,7 @@ import (
 //	1.5.0          its template fails
 //	1.6.0          adds a ConfigMap, and changes crds/
 //	1.7.0          an object that the API server finds invalid
+//	1.8.0          takes some seconds to get ready
 var charts = map[string]map[string]string{
 	"1.0.0": {}, "1.1.0": {},
 	"1.2.0": {"templates/deployment.yaml": deployment(`rig.opsplane.io/ready: never`)},
@@ -40,6 +42,7 @@ var charts = map[string]map[string]string{
 	"1.4.0": {"values.schema.json": `{"type":"object","properties":{"password":{"type":"integer"}}}`},
 	"1.5.0": {"templates/bad.yaml": `{{ fail (printf "no such thing: %s" .Values.password) }}`},
 	"1.6.0": {"templates/config.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}}\n", "crds/things.yaml": "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: things.example.com}\n"},
+	"1.8.0": {"templates/deployment.yaml": strings.Replace(deployment(`a: b`), "metadata: {labels: {app: {{ .Release.Name }}, v", "metadata: {annotations: {rig.opsplane.io/ready-delay: 4s}, labels: {app: {{ .Release.Name }}, v", 1)},
 	"1.7.0": {"templates/config.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}, labels: {x: {{ .Values.password | quote }}}}\n"},
 }
 
@@ -132,7 +135,11 @@ type site struct {
 
 func setup(t *testing.T) *site {
 	t.Helper()
-	r := kuberig.Shared(t)
+	return setupOn(t, kuberig.Shared(t))
+}
+
+func setupOn(t *testing.T, r *kuberig.Rig) *site {
+	t.Helper()
 	s := &site{t: t, rig: r, admin: r.Client(kuberig.Admin), ns: r.Namespace()}
 	node := r.Node("")
 	j, err := open(s.options("1.0.0"), t.TempDir(), slog.New(slog.DiscardHandler))

@@ -23,6 +23,7 @@ import (
 	"github.com/Masterminds/semver/v3"
 	"helm.sh/helm/v4/pkg/action"
 	"helm.sh/helm/v4/pkg/cli"
+	"helm.sh/helm/v4/pkg/kube"
 	"helm.sh/helm/v4/pkg/registry"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/kubernetes"
@@ -126,6 +127,12 @@ func Run(ctx context.Context, verb string, o Options, log *slog.Logger) answer.A
 	a.Verb = verb
 	return a
 }
+
+// init names this program as Helm's command names itself: the API server keeps
+// whose each field of an applied object is, and a release that the command
+// installed would not let go of its own to another.
+// https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts
+func init() { kube.ManagedFieldsManager = "helm" }
 
 func open(o Options, home string, log *slog.Logger) (*job, error) {
 	flags := genericclioptions.NewConfigFlags(true)

@@ -1,0 +1,123 @@
+package component
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/component/answer"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// observe describes the component at the end of the operation.
+func (u *upgrader) observe(ctx context.Context, a *protocol.Assignment, end *executor.Ending) {
+	p, c, bad := u.read(a.Payload)
+	if bad != nil {
+		end.Message = bad.Detail
+		return
+	}
+	list, err := u.parts(ctx, c)
+	if err != nil {
+		end.Message = "the component could not be read: " + err.Error()
+		return
+	}
+	version, slow := versionOf(list), unready(list)
+	end.Message = fmt.Sprintf("%s is %s", p.Component, version)
+	end.NotVerified = []string{"application readiness"}
+	if labelled(list) {
+		seen := protocol.Component{UID: p.Component, Name: p.Component, Version: version, Healthy: len(slow) == 0}
+		for _, x := range list {
+			seen.Revision = max(seen.Revision, x.revision)
+		}
+		end.Observed = &protocol.Inventory{Components: []protocol.Component{seen}}
+		if phase(a, "upgrade") != operation.StepUnknown {
+			end.Verified = append(end.Verified, fmt.Sprintf("%s reports version %s", p.Component, version))
+			if len(slow) == 0 {
+				end.Verified = append(end.Verified, p.Component+" is healthy")
+			}
+		}
+	}
+	s, err := u.look(ctx, a.Operation)
+	if err != nil {
+		return // what Helm said stays unknown
+	}
+	if j := s.busy(answer.Upgrade); j != nil {
+		leave(a, end, "upgrade", fmt.Sprintf("the upgrade of %s to %s has not ended (Job %s)", p.Component, p.Version, j.Name))
+		return
+	}
+	said, j := s.settled(a.Operation, a.Run)
+	if j == nil {
+		return
+	}
+	end.Details, _ = json.Marshal(map[string]any{"helm": said}) // plain values always marshal
+	switch {
+	case said.Code == "" && said.Own != nil:
+		end.Verified = append(end.Verified, fmt.Sprintf("Helm deployed revision %d of release %s", said.Own.Revision, c.Release))
+	case said.RolledBack:
+		end.Verified = append(end.Verified, fmt.Sprintf("Helm rolled release %s back to version %s", c.Release, said.From))
+	case said.Own != nil && said.Own.Status == "failed":
+		leave(a, end, "upgrade", fmt.Sprintf("release %s is left at revision %d, which failed", c.Release, said.Own.Revision))
+	}
+	if said.Own != nil && len(slow) > 0 {
+		leave(a, end, "verify", fmt.Sprintf("%s is not healthy: %s", p.Component, strings.Join(slow, ", ")))
+	}
+}
+
+func phase(a *protocol.Assignment, step string) operation.StepPhase {
+	for _, s := range a.Steps {
+		if s.Name == step {
+			return s.Phase
+		}
+	}
+	return ""
+}
+
+// leave says that something is left behind of what a step was to do. A step that
+// is unknown is listed as that.
+func leave(a *protocol.Assignment, end *executor.Ending, step, detail string) {
+	for _, s := range a.Steps {
+		if s.Name != step || s.Phase == operation.StepUnknown {
+			continue
+		}
+		r := operation.Residual{StepID: s.ID, Step: s.Name, Resource: a.TargetID, Detail: detail}
+		if len(s.Resources) > 0 {
+			r.Resource = s.Resources[0]
+		}
+		end.Residual = append(end.Residual, r)
+	}
+}
+
+// preview tells what is known without asking Helm: that would take a Job.
+func (u *upgrader) preview(ctx context.Context, q protocol.PreviewRequest) ([]protocol.Blocker, error) {
+	p, c, bad := u.read(q.Payload)
+	list := []protocol.Blocker{}
+	if bad != nil {
+		return append(list, protocol.Blocker{Code: bad.ErrorCode, Resource: "component/" + p.Component, Rule: "configuration", Detail: bad.Detail}), nil
+	}
+	rctx, cancel := u.Read(ctx)
+	defer cancel()
+	name := u.config.account(c)
+	_, err := u.Client.CoreV1().ServiceAccounts(u.Namespace).Get(rctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		list = append(list, protocol.Blocker{Code: "account_missing", Resource: "serviceaccount/" + u.Namespace + "/" + name, Rule: "configuration",
+			Detail: fmt.Sprintf("namespace %s has no service account %s, under which upgrades run", u.Namespace, name)})
+	case err != nil:
+		return nil, fmt.Errorf("preview the upgrade of %s: %w", p.Component, err)
+	}
+	parts, err := u.parts(ctx, c)
+	if err != nil {
+		return nil, fmt.Errorf("preview the upgrade of %s: %w", p.Component, err)
+	}
+	if slow := unready(parts); len(slow) > 0 {
+		list = append(list, protocol.Blocker{Code: "unhealthy", Resource: "component/" + p.Component, Rule: "workloads",
+			Detail: fmt.Sprintf("%s is not healthy now: %s", p.Component, strings.Join(slow, ", "))})
+	}
+	return list, nil
+}

@@ -1,0 +1,95 @@
+package component
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/component/answer"
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+// probe reads what became of the upgrade.
+func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding {
+	a := t.Assignment
+	p, c, bad := u.read(a.Payload)
+	if bad != nil {
+		return executor.Lost(bad.ErrorCode, bad.Detail)
+	}
+	s, err := u.look(ctx, a.Operation)
+	if err != nil {
+		return cluster.Unread(err)
+	}
+	if j := s.busy(answer.Upgrade); j != nil {
+		if a.Cancel { // not cancelled while it goes on
+			return executor.Unknown("in_progress", fmt.Sprintf("the upgrade of %s is still under way (Job %s)", p.Component, j.Name))
+		}
+		return executor.ToRun(fmt.Sprintf("Job %s is under way: it is taken up", j.Name))
+	}
+	if said, j := s.settled(a.Operation, a.Run); j != nil {
+		return finding(said)
+	}
+	if len(s.of(answer.Upgrade, a.Run)) == 0 {
+		return executor.ToRun("no upgrade of this run was begun")
+	}
+	said, err := u.ask(ctx, t, request{verb: answer.Status, component: c})
+	if err != nil {
+		return executor.Unknown("in_progress", "the upgrade's answer is lost, and Helm's history was not read: "+err.Error())
+	}
+	switch own := said.Own; {
+	case own == nil || own.Status == "pending-upgrade" || own.Status == "pending-rollback":
+		return executor.ToRun("the upgrade was cut off: " + said.Detail)
+	case own.Status == "failed":
+		said.Code = answer.UpgradeFailed
+		return finding(said)
+	}
+	return executor.Found(said.Detail)
+}
+
+func finding(a answer.Answer) executor.Finding {
+	if a.Code == "" {
+		return executor.Found(a.Detail)
+	}
+	o := refusal(a)
+	if o.Class == operation.OutcomeTransient { // nothing was changed
+		return executor.ToRun(a.Detail)
+	}
+	return executor.Lost(o.ErrorCode, o.Detail)
+}
+
+// ask runs a Job that only reads and returns its answer. It is harmless when
+// repeated, so it needs no fence: a probe may ask.
+func (u *upgrader) ask(ctx context.Context, t *executor.Task, q request) (answer.Answer, error) {
+	job := u.job(t.Assignment, q)
+	rctx, cancel := u.Read(ctx)
+	_, err := u.Client.BatchV1().Jobs(u.Namespace).Create(rctx, job, metav1.CreateOptions{FieldManager: cluster.ManagedBy})
+	cancel()
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return answer.Answer{}, err
+	}
+	var got answer.Answer
+	o := u.await(ctx, &executor.Task{Assignment: t.Assignment, Step: t.Step, Progress: func(int, int, string, string) {}}, func(s scene) *executor.Outcome {
+		j := s.named(job.Name)
+		if j == nil || s.active(j) {
+			return nil
+		}
+		o := executor.Done("")
+		var err error
+		if got, err = s.answer(j); err != nil {
+			o = executor.Permanent("job_failed", s.why(j))
+		} else if got.Code != "" {
+			o = refusal(got)
+		}
+		return &o
+	}, func(why string) executor.Outcome {
+		return executor.Waiting(why, "Job "+job.Name+" has not answered yet")
+	})
+	if o.Class != operation.OutcomeDone {
+		return got, fmt.Errorf("%s: %s", o.ErrorCode, o.Detail)
+	}
+	return got, nil
+}
