@@ -177,7 +177,7 @@ func (h *Host) look(ctx context.Context, d gpu.Driver) (*seen, error) {
 // what was last said stands.
 func (h *Host) Report(ctx context.Context) (out report.Host, ok bool) {
 	hostname, _ := os.Hostname()
-	out = report.Host{Node: h.Node, Hostname: hostname, BootID: BootID(), Source: report.SourceNVML, At: h.Now().UTC(), Devices: []report.Device{}}
+	out = report.Host{Version: report.Version, Node: h.Node, Hostname: hostname, BootID: BootID(), Source: report.SourceNVML, At: h.Now().UTC(), Devices: []report.Device{}}
 	release, err := h.lockDriver(ctx, syscall.LOCK_SH)
 	if errors.Is(err, errBusyDriver) {
 		return out, false
