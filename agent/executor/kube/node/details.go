@@ -53,6 +53,10 @@ type counts struct {
 	Stayed int `json:"stayed"`
 }
 
+// earlierLeases is the stage that sums up what came before the lease that ended the
+// drain: from the run's preflight on. Nobody kept the times of its steps.
+const earlierLeases = "earlier_leases"
+
 // stageTime is how long a step took under the lease that ended the drain.
 type stageTime struct {
 	Step  string    `json:"step"`
@@ -114,6 +118,10 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 	d.GPUs = GPUs(r.node)
 	if rec != nil {
 		end := r.at.UTC()
+		if s != nil && rec.Began.Before(s.began.Add(-time.Second)) {
+			before := stageTime{earlierLeases, rec.Began, s.began.Sub(rec.Began).Milliseconds()}
+			d.Stages = append([]stageTime{before}, d.Stages...)
+		}
 		d.Began, d.Ended = &rec.Began, &end
 		if !rec.Planned.IsZero() {
 			d.Planned = &rec.Planned

@@ -27,6 +27,7 @@ type agent struct {
 	t     *testing.T
 	c     *cluster.Cluster
 	types map[string]cluster.Type
+	drain *drainer
 }
 
 // grant gives a user the package's rights, some apart.
@@ -62,8 +63,8 @@ func agentOf(t *testing.T, kubeconfig string, change func(o *cluster.Options), m
 	if len(more) > 0 {
 		options = more[0]
 	}
-	a := &agent{t: t, c: c, types: map[string]cluster.Type{}}
-	for _, typ := range []cluster.Type{Cordon(c, options), Uncordon(c, options), Drain(c, options)} {
+	a := &agent{t: t, c: c, types: map[string]cluster.Type{}, drain: newDrainer(c, options)}
+	for _, typ := range []cluster.Type{Cordon(c, options), Uncordon(c, options), a.drain.drain()} {
 		a.types[typ.Name] = typ
 	}
 	return a

@@ -113,6 +113,10 @@ func hasLocalData(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.EmptyDir != nil })
 }
 
+func hasPreStop(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Lifecycle != nil && c.Lifecycle.PreStop != nil })
+}
+
 // toleratesCordon tells whether the scheduler may place such a pod on a cordoned
 // node: the cordon is to it a taint of this name.
 // https://kubernetes.io/docs/reference/labels-annotations-taints/#node-kubernetes-io-unschedulable

@@ -187,6 +187,14 @@ func TestManyAtOnce(t *testing.T) {
 		}
 	}
 	took := time.Since(begin)
+	for _, s := range a.drain.sessions {
+		if s.pods != nil || s.endPods != nil || s.nodes != nil || s.endNodes != nil {
+			t.Error("a drain that is over goes on watching")
+		}
+	}
+	if n := a.drain.drives.Load(); n != 0 || len(a.drain.slots) != 0 || a.drain.budgets.users != 0 {
+		t.Errorf("%d drives, %d slots and %d users of the budgets are left", n, len(a.drain.slots), a.drain.budgets.users)
+	}
 	kinds := map[string]int{}
 	total := 0
 	for _, e := range r.Audit(user) {

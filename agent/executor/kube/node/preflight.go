@@ -40,7 +40,7 @@ func (e *drainer) preflight(ctx context.Context, t *executor.Task, s *session) e
 		return executor.Permanent(code, detail)
 	}
 	t.Blocked(ahead(t, p, blockers))
-	for _, b := range blockers { // what may pass, or be waited for
+	for _, b := range blockers[:min(len(blockers), maxNotes)] { // what may pass, or be waited for
 		t.Note("blocker", b.Resource+": "+b.Detail)
 	}
 	s.mu.Lock()
@@ -84,8 +84,11 @@ func (e *drainer) meet(ctx context.Context, p payload, n *corev1.Node) (*survey,
 	return sv, sv.blockers(n, e.c.Now, refused), nil
 }
 
-// maxBlockers bounds what one look tells.
-const maxBlockers = 200
+// maxBlockers bounds what one look tells, and maxNotes what of it the journal keeps.
+const (
+	maxBlockers = 200
+	maxNotes    = 20
+)
 
 func (s *survey) blockers(n *corev1.Node, now clock, refused map[types.UID]*refusal) []protocol.Blocker {
 	list := []protocol.Blocker{}

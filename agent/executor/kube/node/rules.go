@@ -167,8 +167,12 @@ func staying(s *session, p *planned, now time.Time) (code, rule, why string) {
 	if over {
 		return "stopping", "kubelet", fmt.Sprintf("its grace period ended at %s and its kubelet has not said that it stopped", until.UTC().Format(time.RFC3339))
 	}
-	return "terminating", "grace_period", fmt.Sprintf("it has been stopping since %s, its grace period of %s ends at %s",
-		since.Format(time.RFC3339), until.Sub(since).Round(time.Second), until.UTC().Format(time.RFC3339))
+	within := ""
+	if hasPreStop(p.pod) {
+		within = ", with its preStop hook,"
+	}
+	return "terminating", "grace_period", fmt.Sprintf("it has been stopping since %s, its grace period of %s%s ends at %s",
+		since.Format(time.RFC3339), until.Sub(since).Round(time.Second), within, until.UTC().Format(time.RFC3339))
 }
 
 // why words past what rule a pod was deleted: the drain asked for it.

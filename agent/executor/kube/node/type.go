@@ -59,8 +59,9 @@ func Uncordon(c *cluster.Cluster, o Options) cluster.Type {
 }
 
 // Drain is node.drain.
-func Drain(c *cluster.Cluster, o Options) cluster.Type {
-	e := newDrainer(c, o)
+func Drain(c *cluster.Cluster, o Options) cluster.Type { return newDrainer(c, o).drain() }
+
+func (e *drainer) drain() cluster.Type {
 	return cluster.Type{
 		// Version 2 knows device and await_volume_detach.
 		Name: "node.drain", Capabilities: []protocol.Capability{{Name: "node.drain", Version: 2}, {Name: "node.cordon", Version: 1}},

@@ -212,4 +212,15 @@ func TestDevice(t *testing.T) {
 	if d.Counts.Planned != 1 || d.Counts.Gone != 1 || d.Counts.Stayed != 2 || len(d.Pods) != 1 || d.Pods[0].UID != string(pods[0].UID) || !r.NodeNow(n.Name).Spec.Unschedulable {
 		t.Errorf("%s", end.Details)
 	}
+	// The pod is on no device any more; the plan on the node still names it.
+	heir := newAgent(t, r, nil, Options{PodsOn: func(context.Context, types.UID, string) ([]types.UID, string, error) {
+		return nil, "nobody answers", nil
+	}})
+	j = j.generation(2)
+	if step, o := heir.takeOver(t.Context(), j); step != "" {
+		t.Fatalf("a successor ended at %s with %+v", step, o)
+	}
+	if _, d := heir.observe(j); d.Counts.Planned != 1 || d.Counts.Gone != 1 {
+		t.Errorf("a successor counts %+v", d.Counts)
+	}
 }
