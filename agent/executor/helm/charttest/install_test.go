@@ -1,0 +1,139 @@
+//go:build kubetest
+
+package charttest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"helm.sh/helm/v4/pkg/action"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/cli"
+	"helm.sh/helm/v4/pkg/kube"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
+)
+
+// installed is the chart as a release on a real API server, whose kubelets are
+// simulated.
+type installed struct {
+	t      *testing.T
+	client kubernetes.Interface
+	cfg    *action.Configuration
+	ns     string
+}
+
+// may asks whether the agent's account has a right; namespace "" is the whole
+// cluster.
+func (i *installed) may(verb, group, resource, namespace string) bool {
+	i.t.Helper()
+	resource, sub, _ := strings.Cut(resource, "/")
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: fmt.Sprintf("system:serviceaccount:%s:%s", i.ns, fullname), Groups: []string{"system:serviceaccounts", "system:authenticated"},
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource, Subresource: sub, Namespace: namespace},
+	}}
+	answer, err := i.client.AuthorizationV1().SubjectAccessReviews().Create(i.t.Context(), review, metav1.CreateOptions{})
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	return answer.Status.Allowed
+}
+
+// TestInstall: Helm installs the chart and its two agents get ready on two GPU
+// nodes, with what they may do and nothing else; what is turned on later comes
+// with an upgrade; nothing is left afterwards.
+func TestInstall(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	nodes := map[string]bool{r.Node("gpu").Name: true, r.Node("gpu").Name: true}
+	rig := r.NodeNow(firstOf(nodes)).Labels[kuberig.LabelRig]
+	i := &installed{t: t, client: r.Client(kuberig.Admin), cfg: action.NewConfiguration(), ns: r.Namespace()}
+	settings := cli.New()
+	settings.KubeConfig = r.Kubeconfig(kuberig.Admin)
+	settings.SetNamespace(i.ns)
+	if err := i.cfg.Init(settings.RESTClientGetter(), i.ns, "secret"); err != nil {
+		t.Fatal(err)
+	}
+	chart, err := loader.Load(chartPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vals := func(more string) map[string]any {
+		return with(t, "token: {existingSecret: '', value: opt_test}\ngpuNodes: {affinity: required, matchExpressions: [{key: "+kuberig.LabelRig+", operator: In, values: ["+rig+"]}]}\n"+more)
+	}
+	in := action.NewInstall(i.cfg)
+	in.ReleaseName, in.Namespace, in.WaitStrategy, in.Timeout = name, i.ns, kube.StatusWatcherStrategy, 2*time.Minute
+	if _, err := in.Run(chart, vals("")); err != nil {
+		t.Fatal(err)
+	}
+	pods, err := i.client.CoreV1().Pods(i.ns).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		if !nodes[p.Spec.NodeName] {
+			t.Errorf("pod %s is on %s: two are on one node, or it is no GPU node of this test", p.Name, p.Spec.NodeName)
+		}
+		delete(nodes, p.Spec.NodeName)
+	}
+	if len(pods.Items) != 2 {
+		t.Errorf("%d pods", len(pods.Items))
+	}
+	pdb, err := i.client.PolicyV1().PodDisruptionBudgets(i.ns).Get(t.Context(), fullname, metav1.GetOptions{})
+	if err != nil || pdb.Spec.MaxUnavailable.IntValue() != 1 {
+		t.Errorf("%+v, %v", pdb, err)
+	}
+
+	for _, rule := range readRights(t)["agent"].Cluster {
+		for _, verb := range rule.Verbs {
+			if !i.may(verb, rule.APIGroups[0], rule.Resources[0], "") {
+				t.Errorf("may not %s %s", verb, rule.Resources[0])
+			}
+		}
+	}
+	for _, rule := range readRights(t)["agent"].Namespace {
+		for _, verb := range rule.Verbs {
+			if !i.may(verb, rule.APIGroups[0], rule.Resources[0], i.ns) || i.may(verb, rule.APIGroups[0], rule.Resources[0], "default") {
+				t.Errorf("may not %s %s in its own namespace alone", verb, rule.Resources[0])
+			}
+		}
+	}
+	for _, not := range []struct{ verb, group, resource string }{
+		{"get", "", "secrets"}, {"list", "", "secrets"}, {"create", "", "pods/exec"}, {"get", "", "pods/log"}, {"create", "", "pods"}, {"delete", "", "nodes"}, {"update", "", "nodes"},
+		{"create", "batch", "jobs"}, {"create", "", "serviceaccounts/token"}, {"create", "rbac.authorization.k8s.io", "clusterrolebindings"}, {"get", "", "nodes/proxy"},
+	} {
+		if i.may(not.verb, not.group, not.resource, i.ns) {
+			t.Errorf("may %s %s", not.verb, not.resource)
+		}
+	}
+
+	up := action.NewUpgrade(i.cfg)
+	up.Namespace, up.WaitStrategy, up.Timeout = i.ns, kube.StatusWatcherStrategy, 2*time.Minute
+	if _, err := up.Run(name, chart, vals("deviceReset: {enabled: true}")); err != nil {
+		t.Fatal(err)
+	}
+	if !i.may("create", "batch", "jobs", i.ns) || i.may("create", "batch", "jobs", "default") {
+		t.Error("with device resets it makes Jobs in its own namespace, and there alone")
+	}
+	un := action.NewUninstall(i.cfg)
+	un.WaitStrategy, un.Timeout = kube.StatusWatcherStrategy, time.Minute
+	if _, err := un.Run(name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := i.client.RbacV1().ClusterRoles().Get(t.Context(), "opsplane:"+i.ns+":"+fullname, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the role is left: %v", err)
+	}
+}
+
+func firstOf(m map[string]bool) string {
+	for k := range m {
+		return k
+	}
+	return ""
+}
