@@ -225,6 +225,9 @@ func (e *Executor) keep(operation string, a *report.Answer) {
 			e.order = e.order[1:]
 		}
 	}
+	if old := e.answers[operation]; old != nil && a.Verb != report.VerbReset {
+		a.Took = old.Took // of the reset
+	}
 	e.answers[operation] = a
 }
 

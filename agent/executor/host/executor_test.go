@@ -114,6 +114,9 @@ func want(t *testing.T, o executor.Outcome, class, code string) {
 func TestReset(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
+	slow := recorded.Device{Device: report.Device{UUID: gpuUUID, PCI: "0000:3b:00.0"}}
+	slow.Reset.TakesMS = 200
+	b.record(slow)
 	a := &protocol.Assignment{Operation: "op_a", Type: "device.reset", TargetUID: gpuUUID, NodeName: "bare-1"}
 	for _, step := range []string{"preflight", "reset", "verify"} {
 		want(t, b.run("device.reset", step, "op_a", 2, `{}`), operation.OutcomeDone, "")
@@ -122,6 +125,9 @@ func TestReset(t *testing.T) {
 	end := b.e.Observe(t.Context(), a)
 	if len(end.Verified) != 2 || len(end.Observed.Devices) != 1 || end.Observed.Devices[0].NodeUID != b.e.uid || !slices.ContainsFunc(end.NotVerified, func(s string) bool { return strings.Contains(s, "recorded") }) {
 		t.Errorf("%+v", end)
+	}
+	if !strings.Contains(string(end.Details), `"reset_ms":2`) {
+		t.Errorf("details %s", end.Details)
 	}
 	// Whoever comes after, or before.
 	if f := b.e.Probe(t.Context(), b.task("device.reset", "reset", "op_a", 3, `{}`, executor.ErrFenced)); f.Phase != operation.StepSucceeded {
