@@ -19,10 +19,11 @@ const (
 	outcomeStopping = "stopping"
 	outcomeLeft     = "left"
 	outcomeFinished = "finished" // had run to its end and is still there
+	outcomeUnknown  = "unknown"  // its node is gone, and nobody saw it go
 )
 
 func outcomeRank(outcome string) int {
-	return slices.Index([]string{outcomeLeft, outcomeStopping, outcomeForced, outcomeFinished, outcomeGone}, outcome)
+	return slices.Index([]string{outcomeLeft, outcomeStopping, outcomeUnknown, outcomeForced, outcomeFinished, outcomeGone}, outcome)
 }
 
 // podOutcome is what became of one planned pod.
@@ -96,7 +97,17 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 		}
 		s.mu.Unlock()
 	}
-	if r == nil {
+	if r == nil { // the node is gone: what this lease saw is all there is
+		for _, p := range plan {
+			o := podOutcome{Pod: p.name, UID: string(p.uid), Outcome: outcomeUnknown, Forced: p.forced != "", Detail: p.forced, Evicted: moment(p.evicted), Gone: moment(p.gone)}
+			d.Counts.Planned++
+			if p.isGone {
+				o.Outcome = outcomeGone
+				d.Counts.Gone++
+			}
+			d.Pods = append(d.Pods, o)
+		}
+		slices.SortFunc(d.Pods, byName)
 		return d
 	}
 	on := make(map[types.UID]*corev1.Pod, len(r.pods))
@@ -112,7 +123,7 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 	for uid, p := range plan {
 		d.add(s, p, on[uid], r)
 	}
-	slices.SortFunc(d.Pods, func(a, b podOutcome) int { return strings.Compare(a.Pod+a.UID, b.Pod+b.UID) })
+	slices.SortFunc(d.Pods, byName)
 	d.Counts.CameAfter = e.cameAfter(plan, r, a)
 	d.Counts.Stayed = len(on) - d.Counts.Left - d.Counts.Stopping - d.Counts.Finished - d.Counts.CameAfter
 	d.GPUs = GPUs(r.node)
@@ -184,6 +195,8 @@ func (d *details) add(s *session, p *planned, now *corev1.Pod, r *reading) {
 	}
 	d.Pods = append(d.Pods, o)
 }
+
+func byName(a, b podOutcome) int { return strings.Compare(a.Pod+a.UID, b.Pod+b.UID) }
 
 func moment(t time.Time) *time.Time {
 	if t.IsZero() {

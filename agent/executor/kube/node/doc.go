@@ -33,6 +33,23 @@
 // annotation is lost, every pod that is on the node counts as planned: more is
 // drained and never less.
 //
+// # Order
+//
+// By default pods go in waves, those of the lowest priority first, and a wave begins
+// when the one before is gone: what others lean on stops last. So a low pod that its
+// budget holds keeps the rest of the node at work, and a drain that cannot end
+// disturbs as little as it can. The agent's own pod is a wave of its own, the last;
+// when it is all that is left, the lease is handed back once, for another agent.
+//
+// # Few requests
+//
+// A disruption budget's status says what an eviction would be answered, so one that
+// would be refused is not asked for: the budgets are watched once for all drains,
+// and what they allow is shared out among them. A 429 is left to races with others.
+// Pods are listed once, judged, and watched from there; what takes long (the node's
+// own fate, endpoints) is watched only when the drain does. Drains of eight pods
+// take sixteen requests each.
+//
 // # Why the judging is our own
 //
 // The filters of k8s.io/kubectl/pkg/drain judge well, and the order of judge is

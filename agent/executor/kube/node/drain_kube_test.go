@@ -36,3 +36,34 @@ func TestDrain(t *testing.T) {
 		}
 	}
 }
+
+// TestDrainBehindBudget evicts one pod at a time and asks for hardly any eviction in
+// vain: the budget's status says when the next may go.
+func TestDrainBehindBudget(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	n, other, ns := r.Node("guarded"), r.Node("spare"), r.Namespace()
+	r.Deployment(ns, "web", 8, kuberig.PreferNode(n.Name, other.Name))
+	r.PDB(ns, "web", "web", kuberig.MaxUnavailable("1"))
+	r.AwaitPDB(ns, "web", "counts 8", func(b *budgetObject) bool { return b.Status.CurrentHealthy == 8 && b.Status.DisruptionsAllowed == 1 })
+	onNode := len(r.PodsOn(n.Name))
+	user := r.User("agent")
+	grant(r, user)
+	a := agentOf(t, r.Kubeconfig(user), nil)
+	r.MarkAudit()
+	begin := time.Now()
+	a.mustRun(newJob(r, "node.drain", n, `{}`))
+	took := time.Since(begin)
+	inVain, requests := 0, 0
+	for _, e := range r.Audit(user) {
+		requests++
+		if e.Subresource == "eviction" && e.Code == 429 {
+			inVain++
+		}
+	}
+	t.Logf("%d pods in %s with %d requests, %d of them refused", onNode, took, requests, inVain)
+	if inVain > onNode/2 {
+		t.Errorf("%d evictions of %d pods were asked for in vain", inVain, onNode)
+	}
+	once(t, r, user, onNode)
+}
