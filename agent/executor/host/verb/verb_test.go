@@ -290,6 +290,7 @@ func TestVerify(t *testing.T) {
 		"is not there":              {device: dev(func(d *recorded.Device) { d.Reset.Vanishes = true }), code: report.CodeGone},
 		"XID before the reset":      {then: xid(-time.Hour, "0000:3b:00", 79)},
 		"XID since":                 {then: xid(time.Second, "0000:3b:00", 48), code: report.CodeErrors},
+		"XID during the reset":      {device: dev(func(d *recorded.Device) { d.Reset.TakesMS = 300 }), then: xid(-100*time.Millisecond, "0000:3b:00", 48), code: report.CodeErrors},
 		"a victim since":            {then: xid(time.Second, "0000:3b:00", 45)},
 		"a program's since":         {then: xid(time.Second, "0000:3b:00", 31)},
 		"another device's":          {then: xid(time.Second, "0000:86:00", 48)},
