@@ -169,7 +169,7 @@ func (s *site) await(l *lease, ok func(protocol.Blocker) bool) protocol.Blocker 
 // template makes pods that no simulated kubelet starts: hands does it.
 func (s *site) template(app string) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{
-		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app, "rig.opsplane.io/ready": "never", "rig.test/ready": "never"}},
+		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app, "rig.opsplane.io/ready": "never"}},
 		Spec: corev1.PodSpec{NodeSelector: map[string]string{kuberig.LabelRig: s.node.Labels[kuberig.LabelRig]},
 			Containers:  []corev1.Container{{Name: "server", Image: "registry.example/server:1"}},
 			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, TerminationGracePeriodSeconds: ptr.To[int64](5)},

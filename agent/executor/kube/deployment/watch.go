@@ -190,7 +190,7 @@ func (s *scene) hear(e *corev1.Event) {
 	if at.IsZero() {
 		at = e.EventTime.Time
 	}
-	if s.record == nil || at.Before(s.record.At) || s.total >= s.desired*s.podsEach || !strings.HasPrefix(e.Reason, "FailedCreate") {
+	if s.record == nil || at.Before(s.record.At) || s.total >= s.desired || !strings.HasPrefix(e.Reason, "FailedCreate") {
 		return
 	}
 	since := e.FirstTimestamp.Time
