@@ -19,7 +19,6 @@ func (i *Inventory) Describe(o *corev1.Node, pods int) protocol.Node {
 	n, _ := m.stripNode(o)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.tick(n.version) // what is seen from here on is newer
 	s := m.nodes[n.uid]
 	if s == nil {
 		s = &nodeState{node: n}
@@ -49,47 +48,34 @@ func (i *Inventory) Settled(in *protocol.Inventory) {
 	defer m.mu.Unlock()
 	for k := range in.Nodes {
 		n := &in.Nodes[k]
-		if s := m.nodes[n.UID]; s != nil {
-			n.Revision = m.scaled(n.Revision, s.changed)
-		}
+		n.Revision = m.scaled(n.Revision)
 	}
 	for k := range in.Devices {
 		d := &in.Devices[k]
-		s := m.devices[d.UID]
-		if s == nil {
-			d.Revision = m.scaled(d.Revision, 0)
-			continue
+		d.Revision = m.scaled(d.Revision)
+		if s := m.devices[d.UID]; s != nil {
+			known := m.reportDevice(s)
+			d.Aliases, d.NodeUID, d.NodeName = known.Aliases, known.NodeUID, known.NodeName
 		}
-		d.Revision = m.scaled(d.Revision, s.changed)
-		known := m.reportDevice(s)
-		d.Aliases, d.NodeUID, d.NodeName = known.Aliases, known.NodeUID, known.NodeName
 	}
 	for k := range in.Deployments {
 		d := &in.Deployments[k]
-		changed := int64(0)
-		if w := m.byUIDs[d.UID]; w != nil {
-			changed = w.changed
-		}
-		d.Revision = m.scaled(d.Revision, changed)
+		d.Revision = m.scaled(d.Revision)
 	}
 	for k := range in.Components {
 		c := &in.Components[k]
-		if known := m.comps[c.Name]; known != nil {
-			c.UID = known.name
-			c.Revision = m.scaled(c.Revision, known.changed)
-		}
+		c.UID, c.Revision = c.Name, m.scaled(c.Revision)
 	}
 }
 
-// scaled turns a plain resourceVersion into a revision. What is a revision
-// already is left as it is.
-func (m *model) scaled(revision, changed int64) int64 {
+// scaled turns a plain resourceVersion into a revision that is newer than all that
+// was told. What is a revision already is left as it is.
+func (m *model) scaled(revision int64) int64 {
 	if revision > 0 && revision <= m.clock/subs+subs {
 		revision *= subs
 	}
-	revision = max(revision, m.revision(changed)+1)
-	m.clock = max(m.clock, revision) // what is seen from here on is newer
-	return revision
+	m.clock = max(m.clock+1, revision) // what is seen from here on is newer
+	return m.clock
 }
 
 // NodeName is the name of the node with the UID.

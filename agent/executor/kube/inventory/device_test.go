@@ -176,6 +176,12 @@ func TestDeviceMoves(t *testing.T) {
 	w.put(t, w.hosts, aReport(t, "a", report.Device{UUID: uuid(0)}))
 	w.told()
 	w.put(t, w.hosts, aReport(t, "b", report.Device{UUID: uuid(0)}))
+	if diff := cmp.Diff([]string{"b/0 " + uuid(0) + " ok"}, deviceNames(w.snapshot().Devices)); diff != "" {
+		t.Errorf("while both claim it: %s", diff)
+	}
+	bad := aNode("a", "ua", 0)
+	setCondition(bad, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue})
+	w.put(t, w.nodes, bad) // a is looked at again, with its old claim
 	w.put(t, w.hosts, aReport(t, "a"))
 	if diff := cmp.Diff([]string{"device.joined " + uuid(0)}, w.happened()); diff != "" {
 		t.Error(diff)

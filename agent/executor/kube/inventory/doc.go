@@ -21,9 +21,10 @@
 // disruption budgets), so no single resourceVersion is its revision. The model
 // keeps one clock: the highest resourceVersion that any source has shown, times
 // 1,024, plus a count of the changes since. An object's revision is the clock
-// when it last changed, at least the clock at the end of the first lists. So it
-// only grows, and also from one agent to the next: the next one's lists are
-// read at a newer resourceVersion. Resource versions are comparable integers
+// when it last changed, and at least the clock when this agent began to report: it
+// then asks the API server for its version, which is newer than all that the agent
+// before it can have read. So a revision only grows, also from one agent to the
+// next. Resource versions are comparable integers
 // within one resource since Kubernetes 1.35 (KEP-5504); that those of all
 // resources of one API server come from one counter is how its storage works
 // (etcd's revision), and older servers work alike. An etcd that is restored from

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -63,6 +64,11 @@ type Inventory struct {
 	stop    context.CancelFunc
 	done    sync.WaitGroup
 	watched sync.Mutex // held by the Watch that runs
+	// version reads at which version the API server is now.
+	version func(ctx context.Context) (int64, error)
+
+	entering sync.Mutex
+	entered  bool // since the last Watch ended
 }
 
 // Open begins to watch the cluster. It returns before anything was read; errors
@@ -86,6 +92,13 @@ func Open(o Options) (*Inventory, error) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	i := &Inventory{model: newModel(&o, o.Cluster.Now), health: newHealth(o.Cluster.Log, o.Cluster.Now), stop: stop}
+	i.version = func(ctx context.Context) (int64, error) {
+		l, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: 1})
+		if err != nil {
+			return 0, fmt.Errorf("read the API server's version: %w", err)
+		}
+		return number(l.ResourceVersion), nil
+	}
 	i.run(ctx, &o, client)
 	return i, nil
 }
@@ -134,12 +147,40 @@ func (i *Inventory) wait(ctx context.Context) error {
 	}
 }
 
+// enter makes this agent's word newer than that of the one that reported before:
+// both read the same changes, and not in the same order. It is asked before the
+// first snapshot or Watch, whichever comes first.
+func (i *Inventory) enter(ctx context.Context) error {
+	i.entering.Lock()
+	defer i.entering.Unlock()
+	if i.entered {
+		return nil
+	}
+	version, err := i.version(ctx)
+	if err != nil {
+		return err
+	}
+	i.model.raise(version)
+	i.entered = true
+	return nil
+}
+
+func (i *Inventory) leave() {
+	i.model.end()
+	i.entering.Lock()
+	i.entered = false
+	i.entering.Unlock()
+}
+
 // Snapshot returns the whole inventory. Before the first lists are read it waits
 // for them, 30 s at most, and then says what keeps them.
 func (i *Inventory) Snapshot(ctx context.Context) (protocol.Inventory, error) {
 	ctx, cancel := context.WithTimeout(ctx, snapshotWait)
 	defer cancel()
 	if err := i.wait(ctx); err != nil {
+		return protocol.Inventory{}, fmt.Errorf("read inventory: %w", err)
+	}
+	if err := i.enter(ctx); err != nil {
 		return protocol.Inventory{}, fmt.Errorf("read inventory: %w", err)
 	}
 	return i.model.snapshot(), nil
@@ -156,8 +197,9 @@ func (i *Inventory) Watch(ctx context.Context, f func(executor.Delta)) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	_ = i.enter(ctx) // if it cannot be asked now, the snapshot does it
 	i.model.begin()
-	defer i.model.end()
+	defer i.leave()
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	for {

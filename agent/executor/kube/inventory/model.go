@@ -22,6 +22,7 @@ const subs = 1024
 const (
 	handover   = 20 * time.Second
 	eventsMost = 10_000
+	dirtyMost  = 100_000
 )
 
 // model is what is known, and what is yet to be told. All of it is under mu;
@@ -102,9 +103,10 @@ func (m *model) signal() {
 
 // mark says that an object is to be told again. It returns its revision.
 func (m *model) mark(kind, uid string) int64 {
-	if m.watching {
-		m.dirty[object{kind, uid}] = struct{}{}
+	if !m.watching && len(m.dirty) > dirtyMost {
+		clear(m.dirty) // the snapshot that goes with the next Watch has it all
 	}
+	m.dirty[object{kind, uid}] = struct{}{}
 	return m.clock
 }
 
@@ -159,13 +161,27 @@ func (m *model) settle() {
 	close(m.ready)
 }
 
+// raise makes all that is told from here on newer than what any agent can have
+// told of what it read up to a version. A snapshot follows, so what changed before
+// need not be told by itself.
+func (m *model) raise(version int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tick(version + ahead)
+	m.base = m.clock
+	clear(m.dirty)
+}
+
+// ahead is how far an agent's clock may have run ahead of the versions that it
+// read, by changes that come from none.
+const ahead = 8
+
 // begin and end enclose a Watch.
 func (m *model) begin() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bound(m.now())
 	m.watching = true
-	clear(m.dirty)
 	m.signal()
 }
 
@@ -173,7 +189,6 @@ func (m *model) end() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.watching = false
-	clear(m.dirty)
 }
 
 // take removes up to most changed objects, with all events, and tells whether

@@ -182,11 +182,15 @@ type agent struct {
 	read   [4]int // happenings that were taken
 }
 
-func newAgent(t testing.TB, s *server) *agent {
+// newAgent reads its first lists. What happens between two of them is meanwhile's.
+func newAgent(t testing.TB, s *server, meanwhile func()) *agent {
 	w := newWorld(Options{})
 	a := &agent{world: w, stores: [4]store{w.nodes, w.pods, w.deployments, w.slices}}
 	for i := range a.stores {
 		a.list(t, s, i)
+		if meanwhile != nil {
+			meanwhile()
+		}
 	}
 	w.settle()
 	return a
@@ -241,7 +245,8 @@ func TestThePlaneFollows(t *testing.T) {
 		for range rapid.IntRange(0, 20).Draw(rt, "before") {
 			s.change(rt, &born)
 		}
-		p, a := newPlane(rt), newAgent(t, s)
+		p, a := newPlane(rt), newAgent(t, s, nil)
+		a.raise(s.version)
 		a.begin()
 		p.full(a.snapshot())
 		for range rapid.IntRange(0, 60).Draw(rt, "steps") {
@@ -256,7 +261,15 @@ func TestThePlaneFollows(t *testing.T) {
 				a.list(t, s, rapid.IntRange(0, 3).Draw(rt, "list"))
 			case 9: // the agent dies with what it had not told; leases go on being renewed
 				s.version++
-				a = newAgent(t, s)
+				old := a
+				a = newAgent(t, s, func() {
+					for range rapid.IntRange(0, 2).Draw(rt, "meanwhile") { // the old one still lives
+						s.change(rt, &born)
+						old.follow(t, s, rapid.IntRange(0, 3).Draw(rt, "resource"), rapid.IntRange(0, 4).Draw(rt, "some"))
+						p.take(old.told())
+					}
+				})
+				a.raise(s.version)
 				a.begin()
 				p.full(a.snapshot())
 			}
@@ -268,7 +281,7 @@ func TestThePlaneFollows(t *testing.T) {
 		if d := p.diff(a.snapshot()); d != "" {
 			rt.Fatalf("the plane has something else: %s", d)
 		}
-		fresh := newAgent(t, s)
+		fresh := newAgent(t, s, nil)
 		if d := p.diff(fresh.snapshot()); d != "" {
 			rt.Fatalf("an agent that comes new sees something else: %s", d)
 		}

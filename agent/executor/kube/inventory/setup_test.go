@@ -92,6 +92,7 @@ func (w *world) start(t testing.TB) *world {
 		w.list(t, s)
 	}
 	w.settle()
+	w.raise(w.version)
 	w.begin()
 	return w
 }
