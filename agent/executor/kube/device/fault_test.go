@@ -121,6 +121,10 @@ func TestMarkTellsTheTruth(t *testing.T) {
 	}
 	o, _ := b.run("reset", op, 1, 2, `{}`)
 	want(t, o, operation.OutcomeDone, "")
+	// Another run of the operation has not reset, though this one's Job is there.
+	if f := b.probe("reset", op, 2, 4); f.Phase != operation.StepPending {
+		t.Errorf("of another run: %+v", f)
+	}
 	background := metav1.DeletePropagationBackground
 	if err := b.r.Client(kuberig.Admin).BatchV1().Jobs(b.ns).DeleteCollection(t.Context(), metav1.DeleteOptions{PropagationPolicy: &background}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
@@ -128,8 +132,7 @@ func TestMarkTellsTheTruth(t *testing.T) {
 	if f := b.probe("reset", op, 1, 3); f.Phase != operation.StepSucceeded || !strings.Contains(f.Detail, "generation 2") {
 		t.Errorf("afterwards: %+v", f)
 	}
-	// Another run of the operation has not reset.
-	if f := b.probe("reset", op, 2, 4); f.Phase != operation.StepPending {
+	if f := b.probe("reset", op, 2, 5); f.Phase != operation.StepPending {
 		t.Errorf("of another run: %+v", f)
 	}
 	if n := b.resets(); n != 1 {
@@ -200,7 +203,7 @@ func TestSameAttempt(t *testing.T) {
 		t.Fatalf("%d jobs, %d resets: %v", len(list.Items), b.resets(), err)
 	}
 	task, _ := b.task("reset", "op_foreign", 1, 1, `{}`, nil)
-	foreign := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: resetting(task)}, Spec: list.Items[0].Spec}
+	foreign := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: resetting(task), Annotations: map[string]string{cluster.AnnotationMark: "op_foreign/1/9"}}, Spec: list.Items[0].Spec}
 	foreign.Spec.Selector, foreign.Spec.Template.Labels = nil, nil
 	if _, err := jobs.Create(t.Context(), foreign, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
