@@ -199,4 +199,3 @@ func muted(t *testing.T, program string) string {
 	}
 	return path
 }
-
