@@ -33,6 +33,8 @@
 //
 // # Memory
 //
-// No pod or node object is kept. 5,000 nodes with 40,000 GPUs and 40,000 pods
-// take about a tenth of the 300 MB that the agent may use; TestMemory measures it.
+// No pod or node object is kept, and lists are read in pages. What is kept of 5,000
+// nodes with 40,000 GPUs and 40,000 pods is about 60 MB, and the heap stays under
+// 120 MB while they are read, of the 300 MB that the agent may use; TestMemory
+// measures both.
 package inventory
