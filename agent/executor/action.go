@@ -55,6 +55,18 @@ var advices = map[string]advice{
 	"unschedulable":              {true, operation.ActRestoreDependency, "make room for the pods, then retry"},
 	"config_error":               {true, operation.ActRestoreDependency, "repair the deployment, then retry"},
 
+	"device_pods_unknown":    {false, operation.ActCorrectInput, "install the host helper, or drain the node whole"},
+	"orphaned_daemonset_pod": {false, operation.ActCorrectInput, "delete the pod, or drain with force: its DaemonSet is gone"},
+	"cordoned_externally":    {true, operation.ActRetry, "find out who cordoned the node, then retry"},
+	"create_refused":         {true, operation.ActRestoreDependency, "find out what refuses the pods, then retry"},
+	"device_errors":          {false, operation.ActEscalate, "the device has errors after its reset: replace it"},
+	"reset_unknown":          {true, operation.ActEscalate, "look at the host whether the device was reset, and settle the step"},
+	"host_error":             {true, operation.ActRestoreDependency, "find out what is wrong with the host's side, then retry"},
+	"job_refused":            {true, operation.ActRestoreDependency, "find out what refuses the Job's pod, then retry"},
+	"job_evicted":            {true, operation.ActRetry, "retry"},
+	"job_late":               {true, operation.ActRetry, "ask again with a later deadline"},
+	"no_pod":                 {true, operation.ActRestoreDependency, "find out why the Job got no pod, then retry"},
+
 	"forbidden":       {true, operation.ActRestoreDependency, "give the agent's role the right that the detail names, then retry"},
 	"api_unavailable": {true, operation.ActRecoverAgent, "find out why the agent cannot reach its API server, then retry"},
 }

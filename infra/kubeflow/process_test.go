@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -47,7 +48,7 @@ func (p *process) start() {
 	cmd := exec.Command(p.path, p.args...)
 	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, append(os.Environ(), p.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	if err := starts(cmd); err != nil {
 		p.t.Fatal(err)
 	}
 	p.mu.Lock()
@@ -55,6 +56,33 @@ func (p *process) start() {
 	p.mu.Unlock()
 	p.t.Cleanup(p.kill)
 }
+
+// starts starts a program from a thread that lasts as long as this process: the
+// signal that ends a child with its parent comes with the end of the thread that
+// started it (prctl(2), PR_SET_PDEATHSIG).
+func starts(cmd *exec.Cmd) error {
+	oneThread.Do(func() {
+		go func() {
+			runtime.LockOSThread()
+			for s := range starting {
+				s.result <- s.cmd.Start()
+			}
+		}()
+	})
+	s := start{cmd: cmd, result: make(chan error)}
+	starting <- s
+	return <-s.result
+}
+
+type start struct {
+	cmd    *exec.Cmd
+	result chan error
+}
+
+var (
+	oneThread sync.Once
+	starting  = make(chan start)
+)
 
 // kill ends the process at once; one that is gone is left alone.
 func (p *process) kill() { p.end(syscall.SIGKILL) }

@@ -138,6 +138,7 @@ const (
 	MaxLabels      = 200
 	MaxLabelBytes  = 512
 	MaxBlockers    = 100
+	MaxConditions  = 50
 	maxDetailBytes = protocol.MaxDetailBytes
 	// MaxObjectBytes bounds an object as it is kept, so that 50 go into one
 	// commit.
@@ -175,7 +176,7 @@ func Objects(cluster string, inv *protocol.Inventory, now time.Time) (objects []
 	for i := range inv.Nodes {
 		n := inv.Nodes[i]
 		add(Object{ID: NodeID(cluster, n.UID), Kind: operation.KindNode, Name: n.Name, UID: n.UID, Revision: n.Revision, Node: &n},
-			labelsFit(n.Labels) && len(n.Blockers) <= MaxBlockers)
+			labelsFit(n.Labels) && len(n.Blockers) <= MaxBlockers && len(n.Conditions) <= MaxConditions && len(n.ProviderID) <= MaxNameBytes)
 	}
 	for i := range inv.Devices {
 		d := inv.Devices[i]

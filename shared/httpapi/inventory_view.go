@@ -9,19 +9,22 @@ import (
 // nodeView is a node as its cluster reported it.
 type nodeView struct {
 	ObjectView
-	Schedulable bool               `json:"schedulable"`
-	Ready       bool               `json:"ready"`
-	Cordon      *protocol.Cordon   `json:"cordon" doc:"Who closed it to new pods"`
-	GPUs        int                `json:"gpus"`
-	Pods        int                `json:"pods"`
-	Labels      map[string]string  `json:"labels"`
-	Blockers    []protocol.Blocker `json:"blockers" nullable:"false" doc:"What a drain would meet, as last seen"`
+	Schedulable bool                 `json:"schedulable"`
+	Ready       bool                 `json:"ready"`
+	Cordon      *protocol.Cordon     `json:"cordon" doc:"Who closed it to new pods"`
+	GPUs        int                  `json:"gpus"`
+	Pods        int                  `json:"pods"`
+	Labels      map[string]string    `json:"labels"`
+	ProviderID  *string              `json:"provider_id" doc:"The machine's name at its cloud"`
+	Conditions  []protocol.Condition `json:"conditions" nullable:"false" doc:"Ready, and the others that say that something is wrong"`
+	Blockers    []protocol.Blocker   `json:"blockers" nullable:"false" doc:"What a drain would meet, as last seen"`
 }
 
 func viewNode(o *fleet.Object, l operation.LockState) nodeView {
-	v := nodeView{ObjectView: viewObject(o, l), Labels: map[string]string{}, Blockers: []protocol.Blocker{}}
+	v := nodeView{ObjectView: viewObject(o, l), Labels: map[string]string{}, Conditions: []protocol.Condition{}, Blockers: []protocol.Blocker{}}
 	if n := o.Node; n != nil {
 		v.Schedulable, v.Ready, v.Cordon, v.GPUs, v.Pods, v.Blockers = n.Schedulable, n.Ready, n.Cordon, n.GPUs, n.Pods, orEmpty(n.Blockers)
+		v.ProviderID, v.Conditions = orNull(n.ProviderID), orEmpty(n.Conditions)
 		if n.Labels != nil {
 			v.Labels = n.Labels
 		}

@@ -52,8 +52,21 @@ type Node struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	GPUs        int               `json:"gpus"`
 	Pods        int               `json:"pods"`
+	// ProviderID is the machine's name at its cloud, such as aws:///zone/i-1.
+	ProviderID string `json:"provider_id,omitempty"`
+	// Conditions are Ready, and the others that say that something is wrong.
+	Conditions []Condition `json:"conditions,omitempty"`
 	// Blockers are what a drain would meet, as last seen.
 	Blockers []Blocker `json:"blockers,omitempty"`
+}
+
+// Condition is a node's condition, as Kubernetes has it.
+type Condition struct {
+	Type    string    `json:"type"`
+	Status  string    `json:"status"` // True, False, Unknown
+	Reason  string    `json:"reason,omitempty"`
+	Message string    `json:"message,omitempty"`
+	Since   time.Time `json:"since"`
 }
 
 // Device is a GPU as reported.

@@ -6,6 +6,8 @@ import (
 	"flag"
 	"log/slog"
 
+	"k8s.io/klog/v2"
+
 	"github.com/opsplane/opsplane/agent/agentcmd"
 	"github.com/opsplane/opsplane/agent/executor/kube"
 )
@@ -23,6 +25,7 @@ func Kind() agentcmd.Kind {
 // answer is told by the executor's health.
 func (f *flags) open(env agentcmd.Env) (*agentcmd.Opened, error) {
 	figures := figures() // before the first client is made
+	klog.SetSlogLogger(env.Log.With(slog.String("component", "client-go")))
 	o := f.options()
 	o.Version, o.Log = env.Version, env.Log
 	e, err := kube.Open(kube.Options{

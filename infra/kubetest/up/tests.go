@@ -33,7 +33,7 @@ const (
 func (r *runner) test(ctx context.Context, module string, args []string) error {
 	// Two packages at a time: most of a test's time is waiting, and each private
 	// control plane of a test wants a core while it starts.
-	err := r.run(ctx, module, args, "-race", "-p", "2", "-parallel", "4", "-timeout", testTimeout)
+	err := r.run(ctx, module, args, true, "-p", "2", "-parallel", "8", "-timeout", testTimeout)
 	if err != nil && ctx.Err() == nil {
 		return errors.Join(err, r.keepLogs())
 	}
@@ -42,18 +42,26 @@ func (r *runner) test(ctx context.Context, module string, args []string) error {
 
 // bench measures, one package after the other.
 func (r *runner) bench(ctx context.Context, module string, args []string) error {
-	return r.run(ctx, module, args, "-run", "^$", "-bench", ".", "-benchtime", "1x", "-p", "1", "-timeout", benchTimeout)
+	return r.run(ctx, module, args, false, "-run", "^$", "-bench", ".", "-benchtime", "1x", "-p", "1", "-timeout", benchTimeout)
 }
 
 // run starts the shared control plane and runs go test with the flags: of every
 // module on all packages that have tests with the tag, or, if there are args, of
-// the one module on those.
-func (r *runner) run(ctx context.Context, module string, args []string, flags ...string) error {
+// the one module on those. The race detector is for the root module: the others'
+// libraries take longer to build with it than all tests take.
+func (r *runner) run(ctx context.Context, module string, args []string, race bool, flags ...string) error {
+	flagsOf := func(dir string) []string {
+		if race && dir == r.root {
+			return append([]string{"-race"}, flags...)
+		}
+		return slices.Clone(flags)
+	}
 	if _, err := r.shared(ctx); err != nil {
 		return err
 	}
 	if len(args) > 0 {
-		return r.goTest(ctx, r.path(module), append(flags, args...))
+		dir := filepath.Clean(r.path(module))
+		return r.goTest(ctx, dir, append(flagsOf(dir), args...))
 	}
 	modules, err := r.modules()
 	if err != nil {
@@ -70,7 +78,7 @@ func (r *runner) run(ctx context.Context, module string, args []string, flags ..
 			continue
 		}
 		found = true
-		errs = append(errs, r.goTest(ctx, dir, slices.Concat(flags, packages)))
+		errs = append(errs, r.goTest(ctx, dir, slices.Concat(flagsOf(dir), packages)))
 		if ctx.Err() != nil {
 			break
 		}

@@ -110,10 +110,12 @@ func TestAnswersOfAnEffect(t *testing.T) {
 		detail   string
 		after    time.Duration
 	}{
-		"done":     {answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }, category: OK},
-		"conflict": {answer: func(w http.ResponseWriter, _ *http.Request) { status(w, 409, metav1.StatusReasonConflict, "the UID differs") }, category: Conflict},
-		"exists":   {answer: func(w http.ResponseWriter, _ *http.Request) { status(w, 409, metav1.StatusReasonAlreadyExists, "") }, category: Already},
-		"gone":     {answer: func(w http.ResponseWriter, _ *http.Request) { status(w, 404, metav1.StatusReasonNotFound, "") }, category: Refused},
+		"done": {answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }, category: OK},
+		"conflict": {answer: func(w http.ResponseWriter, _ *http.Request) {
+			status(w, 409, metav1.StatusReasonConflict, "the UID differs")
+		}, category: Conflict},
+		"exists": {answer: func(w http.ResponseWriter, _ *http.Request) { status(w, 409, metav1.StatusReasonAlreadyExists, "") }, category: Already},
+		"gone":   {answer: func(w http.ResponseWriter, _ *http.Request) { status(w, 404, metav1.StatusReasonNotFound, "") }, category: Refused},
 		"throttled": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", "7")
 			status(w, 429, metav1.StatusReasonTooManyRequests, "its budget allows none")

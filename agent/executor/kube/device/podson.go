@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -43,9 +44,11 @@ func (e *devices) podsOn(ctx context.Context, node, device string) ([]types.UID,
 	device = strings.TrimPrefix(device, node+"/") // a bus id with its node, as the inventory writes it
 	uuid, _ := report.UUID(device)
 	pci, _ := report.PCI(device)
+	index, err := strconv.Atoi(device)
+	byIndex := err == nil && uuid == "" && pci == "" // <node>/<index>
 	for i := range h.Devices {
 		dev := &h.Devices[i]
-		if dev.UUID != uuid && (pci == "" || dev.PCI != pci) {
+		if dev.UUID != uuid && (pci == "" || dev.PCI != pci) && (!byIndex || dev.Index != index) {
 			continue
 		}
 		on, err := e.resolve(ctx, target{dev.UUID, node}, &report.Answer{Device: dev})

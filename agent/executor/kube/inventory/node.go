@@ -30,6 +30,7 @@ type node struct {
 	schedulable bool
 	cordon      *protocol.Cordon
 	labels      map[string]string
+	provider    string
 	gpus        capacity
 	bad         []badCondition
 }
@@ -50,7 +51,7 @@ func (m *model) stripNode(obj any) (*node, bool) {
 	if !ok {
 		return nil, false
 	}
-	n := &node{head: headOf(o), schedulable: !o.Spec.Unschedulable, gpus: capacityOf(o), bad: badConditions(o.Status.Conditions)}
+	n := &node{head: headOf(o), provider: cut(o.Spec.ProviderID, maxLabelValue), schedulable: !o.Spec.Unschedulable, gpus: capacityOf(o), bad: badConditions(o.Status.Conditions)}
 	for i := range o.Status.Conditions {
 		if c := &o.Status.Conditions[i]; c.Type == corev1.NodeReady {
 			n.ready, n.unreachable = c.Status == corev1.ConditionTrue, c.Status == corev1.ConditionUnknown
@@ -88,6 +89,7 @@ func (m *model) cordonOf(o *corev1.Node) *protocol.Cordon {
 // badCondition is a condition of a node that says that something is wrong.
 type badCondition struct {
 	typ, reason, message string
+	status               corev1.ConditionStatus
 	since                time.Time
 }
 
@@ -112,7 +114,7 @@ func badConditions(in []corev1.NodeCondition) []badCondition {
 			wrong = corev1.ConditionFalse
 		}
 		if c.Status == wrong && len(out) < badMost {
-			out = append(out, badCondition{typ: intern(string(c.Type)), reason: intern(c.Reason), message: cut(c.Message, 256), since: c.LastTransitionTime.Time})
+			out = append(out, badCondition{typ: intern(string(c.Type)), status: c.Status, reason: intern(c.Reason), message: cut(c.Message, 256), since: c.LastTransitionTime.Time})
 		}
 	}
 	slices.SortFunc(out, func(a, b badCondition) int { return strings.Compare(a.typ, b.typ) })
@@ -129,13 +131,6 @@ func good(typ string) bool {
 	}
 	return false
 }
-
-// Labels by which a node's provider id and its complaints are reported: the
-// plane shows and filters a node's labels.
-const (
-	labelProvider  = "opsplane.io/provider-id"
-	labelCondition = "opsplane.io/condition."
-)
 
 // reportedLabels say where a node is and what it is. Everything else on it, such
 // as the hundred labels of feature discovery, stays out.
@@ -167,9 +162,6 @@ func nodeLabels(o *corev1.Node) map[string]string {
 			out[k] = ""
 		}
 	}
-	if o.Spec.ProviderID != "" {
-		out[labelProvider] = cut(o.Spec.ProviderID, maxLabelValue)
-	}
 	return out
 }
 
@@ -190,7 +182,7 @@ func sameCordon(a, b *protocol.Cordon) bool {
 
 func sameNode(a, b *node) bool {
 	return a.ready == b.ready && a.unreachable == b.unreachable && a.schedulable == b.schedulable && sameCordon(a.cordon, b.cordon) &&
-		maps.Equal(a.labels, b.labels) && a.gpus == b.gpus && slices.Equal(a.bad, b.bad)
+		maps.Equal(a.labels, b.labels) && a.provider == b.provider && a.gpus == b.gpus && slices.Equal(a.bad, b.bad)
 }
 
 // applyNode takes a node as it is now.
@@ -301,10 +293,17 @@ func (m *model) report(o object, to *protocol.Inventory) bool {
 }
 
 func (m *model) reportNode(s *nodeState) protocol.Node {
-	labels := maps.Clone(s.labels)
+	ready := corev1.ConditionFalse
+	switch {
+	case s.ready:
+		ready = corev1.ConditionTrue
+	case s.unreachable:
+		ready = corev1.ConditionUnknown
+	}
+	conditions := []protocol.Condition{{Type: string(corev1.NodeReady), Status: string(ready), Reason: s.why, Since: s.readySince.UTC()}}
 	for _, b := range s.bad {
-		labels[labelCondition+b.typ] = cut(strings.Trim(b.reason+": "+b.message, ": "), maxLabelValue)
+		conditions = append(conditions, protocol.Condition{Type: b.typ, Status: string(b.status), Reason: b.reason, Message: b.message, Since: b.since.UTC()})
 	}
 	return protocol.Node{UID: s.uid, Name: s.name, Revision: m.revision(s.changed), Schedulable: s.schedulable, Ready: s.ready, Cordon: s.cordon,
-		Labels: labels, GPUs: s.owned, Pods: len(m.pods[s.name]), Blockers: s.blockers}
+		ProviderID: s.provider, Conditions: conditions, Labels: s.labels, GPUs: s.owned, Pods: len(m.pods[s.name]), Blockers: s.blockers}
 }

@@ -155,8 +155,10 @@ func TestNodeAsTold(t *testing.T) {
 	want := protocol.Node{UID: "u", Name: "n", Ready: true, GPUs: 2, Pods: 1, Cordon: &protocol.Cordon{Owner: "external", Since: added.Time},
 		Labels: map[string]string{
 			"topology.kubernetes.io/zone": "z1", "team": "a", "nvidia.com/gpu.product": "H100", "node-role.kubernetes.io/gpu": "",
-			"opsplane.io/provider-id": "aws:///z1/i-1", "opsplane.io/condition.DiskPressure": "KubeletHasDiskPressure: full",
-			"opsplane.io/condition.StorageReady": "NoMount",
+		}, ProviderID: "aws:///z1/i-1", Conditions: []protocol.Condition{
+			{Type: "Ready", Status: "True", Reason: "Told"},
+			{Type: "DiskPressure", Status: "True", Reason: "KubeletHasDiskPressure", Message: "full"},
+			{Type: "StorageReady", Status: "False", Reason: "NoMount"},
 		}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
