@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,6 +82,7 @@ type session struct {
 	mu     sync.Mutex
 	began  time.Time
 	used   time.Time
+	busy   int // steps under way: a budget may hold one for hours
 	stages []stage
 
 	node   *corev1.Node
@@ -152,29 +154,42 @@ func sessionKey(a *protocol.Assignment) string {
 	return fmt.Sprintf("%s/%d/%d", a.Operation, a.Run, a.Generation)
 }
 
-// session returns what is kept of the lease. create false: nil if it is nothing.
-func (e *drainer) session(a *protocol.Assignment, create bool) *session {
+// session returns what is kept of the lease. begins: a step of it begins, and ends
+// with spent; else nil if it is nothing.
+func (e *drainer) session(a *protocol.Assignment, begins bool) *session {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	k := sessionKey(a)
+	k, now := sessionKey(a), e.c.Now()
 	s := e.sessions[k]
-	if s == nil && create {
-		s = &session{began: e.c.Now(), used: e.c.Now(), came: map[types.UID]string{}}
-		e.sessions[k] = s
-		e.order = append(e.order, k)
-		for len(e.order) > maxSessions || e.sessions[e.order[0]].forgotten(e.c.Now()) {
-			e.sessions[e.order[0]].close()
-			delete(e.sessions, e.order[0])
-			e.order = e.order[1:]
-		}
+	if !begins {
+		return s
 	}
+	if s == nil {
+		over := len(e.order) + 1 - maxSessions
+		e.order = slices.DeleteFunc(e.order, func(k string) bool { // the oldest first
+			old := e.sessions[k]
+			if !old.forgotten(now, over > 0) {
+				return false
+			}
+			over--
+			old.close()
+			delete(e.sessions, k)
+			return true
+		})
+		s = &session{began: now, used: now, came: map[types.UID]string{}}
+		e.sessions[k], e.order = s, append(e.order, k)
+	}
+	s.mu.Lock()
+	s.busy++
+	s.mu.Unlock()
 	return s
 }
 
-func (s *session) forgotten(now time.Time) bool {
+// forgotten tells whether the session may go. One with a step under way may not.
+func (s *session) forgotten(now time.Time, crowded bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return now.Sub(s.used) > sessionFor
+	return s.busy == 0 && (crowded || now.Sub(s.used) > sessionFor)
 }
 
 // slim lets go of the objects, once the operation is over: what became of the pods
@@ -194,6 +209,10 @@ func (s *session) close() {
 	s.closeNode()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.closePods()
+}
+
+func (s *session) closePods() {
 	if s.idle != nil {
 		s.idle.Stop()
 		s.idle = nil
@@ -217,9 +236,18 @@ func (s *session) closeNode() {
 func (s *session) rest() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.pods != nil && s.idle == nil {
-		s.idle = time.AfterFunc(watchLingers, s.close)
+	if s.pods == nil || s.idle != nil {
+		return
 	}
+	var mine *time.Timer
+	mine = time.AfterFunc(watchLingers, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.idle == mine { // else the next step has begun just now
+			s.closePods()
+		}
+	})
+	s.idle = mine
 }
 
 // timed wraps a step: it counts its time and closes what must not outlive it.
@@ -227,8 +255,8 @@ func (e *drainer) timed(f func(ctx context.Context, t *executor.Task, s *session
 	return e.lenient(func(ctx context.Context, t *executor.Task) executor.Outcome {
 		s := e.session(t.Assignment, true)
 		begin := e.c.Now()
+		defer func() { s.spent(t.Step.Name, begin, e.c.Now().Sub(begin)) }()
 		o := f(ctx, t, s)
-		s.spent(t.Step.Name, begin, e.c.Now().Sub(begin))
 		s.closeNode()
 		if o.Class == operation.OutcomeDone && t.Step.Name != "confirm" && !t.Step.Cleanup {
 			s.rest()
@@ -242,7 +270,7 @@ func (e *drainer) timed(f func(ctx context.Context, t *executor.Task, s *session
 func (s *session) spent(name string, began time.Time, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.used = began.Add(d)
+	s.busy, s.used = s.busy-1, began.Add(d)
 	for i := range s.stages {
 		if s.stages[i].name == name {
 			s.stages[i].took += d

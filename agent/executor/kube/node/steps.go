@@ -122,10 +122,14 @@ func (e *drainer) confirm(ctx context.Context, t *executor.Task, s *session) exe
 			if len(r.left) > 0 {
 				s.mu.Lock()
 				s.node, s.nodeAt = n, e.c.Now()
+				for _, v := range r.left { // relabelled, or its DaemonSet went: the drain is about it now
+					delete(s.came, v.pod.UID)
+				}
 				s.mu.Unlock()
 				if o := e.drive(ctx, t, s, p, true); o.Class != operation.OutcomeDone {
 					return o
 				}
+				executor.Wait(ctx, t, apiPause) // the watch may be behind what was just read
 				continue
 			}
 			s.mu.Lock()
