@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -24,8 +25,12 @@ func (c *Cluster) lacking(ctx context.Context, seen *call, refused error) *execu
 	}
 	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: asked}}
 	answer, err := c.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-	if err == nil && answer.Status.Allowed {
+	switch {
+	case err == nil && answer.Status.Allowed:
 		return nil
+	case err != nil && !apierrors.IsForbidden(err): // nobody said whose refusal it was: later
+		o := Broken(fmt.Errorf("ask whether a refusal was for want of a right: %w", err))
+		return &o
 	}
 	o := executor.Permanent("forbidden", fmt.Sprintf("the agent's role lacks the right to %s: %v", inWords(asked), refused))
 	return &o

@@ -30,6 +30,7 @@ type server struct {
 	asked  []string
 	answer func(w http.ResponseWriter, r *http.Request)
 	review bool // what an access review says
+	away   bool // access reviews are not answered
 }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -38,6 +39,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.asked = append(s.asked, r.Method+" "+r.URL.Path)
 	s.mu.Unlock()
 	if strings.HasSuffix(r.URL.Path, "/selfsubjectaccessreviews") {
+		if s.away {
+			status(w, 503, metav1.StatusReasonServiceUnavailable, "not now")
+			return
+		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
 			"status": map[string]any{"allowed": s.review}})
@@ -104,6 +109,7 @@ func TestAnswersOfAnEffect(t *testing.T) {
 	for name, tt := range map[string]struct {
 		answer   func(w http.ResponseWriter, r *http.Request)
 		review   bool
+		away     bool
 		category string
 		class    string // of the outcome; empty: the caller's to judge
 		code     string
@@ -132,6 +138,8 @@ func TestAnswersOfAnEffect(t *testing.T) {
 		}, review: true, category: Refused},
 		"lacks the right": {answer: func(w http.ResponseWriter, _ *http.Request) { status(w, 403, metav1.StatusReasonForbidden, "no") },
 			category: Refused, class: operation.OutcomePermanent, code: "forbidden", detail: "create pods/eviction in namespace web"},
+		"nobody says whose refusal it was": {answer: func(w http.ResponseWriter, _ *http.Request) { status(w, 403, metav1.StatusReasonForbidden, "no") },
+			away: true, category: Refused, class: operation.OutcomeTransient, code: "api_unavailable"},
 		"unknown credentials": {answer: func(w http.ResponseWriter, _ *http.Request) { status(w, 401, metav1.StatusReasonUnauthorized, "") },
 			category: Refused, class: operation.OutcomeTransient, code: "api_unavailable"},
 		"the answer is lost": {answer: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
@@ -144,7 +152,7 @@ func TestAnswersOfAnEffect(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, c := setup(t)
-			s.answer, s.review = tt.answer, tt.review
+			s.answer, s.review, s.away = tt.answer, tt.review, tt.away
 			var told record
 			r, o := c.Effect(t.Context(), task(&told), "evict", "pod/uid", "web/web-0", evict(c))
 			if r.Category != tt.category || r.RetryAfter != tt.after || r.Command != "cmd_1" || (r.Err == nil) != (tt.category == OK) {

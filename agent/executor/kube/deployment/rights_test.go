@@ -160,7 +160,11 @@ func TestRollOutlivesTheAPIServer(t *testing.T) {
 			}
 		}
 	}
-	if o := <-waited; o.Class != operation.OutcomeDone {
+	o := <-waited
+	for o.ErrorCode == "api_unavailable" && o.Class == operation.OutcomeWaiting && s.ctx().Err() == nil { // the loop waits, and goes on with it
+		o = l.run(s.ctx(), "wait")
+	}
+	if o.Class != operation.OutcomeDone {
 		t.Errorf("wait: %+v; progress %v", o, l.progress)
 	}
 	s.must(l, "confirm")

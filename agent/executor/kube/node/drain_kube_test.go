@@ -52,7 +52,7 @@ func TestDrainBehindBudget(t *testing.T) {
 	a := agentOf(t, r.Kubeconfig(user), nil)
 	r.MarkAudit()
 	begin := time.Now()
-	a.mustRun(newJob(r, "node.drain", n, `{}`))
+	a.mustRun(newJob(r, "node.drain", n, `{}`).within(2 * time.Minute)) // one pod after the other
 	took := time.Since(begin)
 	inVain, requests := 0, 0
 	for _, e := range r.Audit(user) {
