@@ -28,6 +28,8 @@ const (
 	// of what they share calls for, and lookMost the longest.
 	lookEvery = 500 * time.Microsecond
 	lookMost  = 300 * time.Millisecond
+	// lookOthers is between two looks at budgets of several namespaces.
+	lookOthers = time.Second
 	// heartbeat bounds the time between two looks: what is told names times.
 	heartbeat = 10 * time.Second
 )

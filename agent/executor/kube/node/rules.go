@@ -107,6 +107,9 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 			l.wake(refill)
 		}
 	}
+	if len(spaces) > 1 { // the drive is woken by the budgets of one namespace
+		l.wake(lookOthers)
+	}
 	return nil
 }
 

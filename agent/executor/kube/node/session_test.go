@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -97,5 +98,27 @@ func TestConfirmFindsARelabelledPod(t *testing.T) {
 	s.close()
 	if o.Class != operation.OutcomePermanent || o.ErrorCode != "unmanaged_pod" || lists.Load() > 5 {
 		t.Errorf("%+v after %d lists", o, lists.Load())
+	}
+}
+
+// Pods of several namespaces are held by budgets of several: none of them is looked
+// at late.
+func TestBudgetsOfSeveralNamespacesAreLookedAt(t *testing.T) {
+	t.Parallel()
+	f := newFeed(source{}, takeBudget)
+	s := &session{node: &corev1.Node{}, plan: map[types.UID]*planned{}}
+	l := &look{force: map[*planned]int{}, next: heartbeat}
+	var budgets []runtime.Object
+	for _, ns := range []string{"a", "b"} {
+		budgets = append(budgets, &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "none", UID: types.UID(ns)},
+			Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}}})
+		l.waiting = append(l.waiting, &planned{name: ns + "/p", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "p"},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}})
+	}
+	f.seed(budgets, "1")
+	d := &drive{drainer: newDrainer(&cluster.Cluster{Now: time.Now}, Options{}), s: s, budgets: f,
+		t: &executor.Task{Assignment: lease("op_1"), Remaining: func() time.Duration { return time.Hour }}}
+	if stop := d.lookRules(l); stop != nil || len(l.holds) != 2 || l.next > lookOthers {
+		t.Errorf("stop %v, %d holds, the next look in %s", stop, len(l.holds), l.next)
 	}
 }
