@@ -13,6 +13,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -170,7 +171,14 @@ func (f *fleet) deploy() {
 	_ = none.Delete(f.b.Context(), "again", metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)})
 	f.await("the former pods are gone", func(ctx context.Context) (bool, error) {
 		l, err := f.client.CoreV1().Pods(f.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=again", Limit: 1})
-		return err == nil && len(l.Items) == 0, err
+		if err != nil || len(l.Items) > 0 {
+			return false, err
+		}
+		_, err = none.Get(ctx, "again", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return true, nil
+		}
+		return false, err
 	})
 	labels := map[string]string{"app": "again"}
 	if _, err := none.Create(f.b.Context(), &appsv1.Deployment{
