@@ -3,6 +3,7 @@
 package charttest
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -15,7 +16,9 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 )
@@ -113,6 +116,8 @@ func TestInstall(t *testing.T) {
 		}
 	}
 
+	i.keepsToItsTrade(r)
+
 	up := action.NewUpgrade(i.cfg)
 	up.Namespace, up.WaitStrategy, up.Timeout = i.ns, kube.StatusWatcherStrategy, 2*time.Minute
 	if _, err := up.Run(name, chart, vals("deviceReset: {enabled: true}")); err != nil {
@@ -136,4 +141,56 @@ func firstOf(m map[string]bool) string {
 		return k
 	}
 	return ""
+}
+
+// keepsToItsTrade tries what the agent's account may patch: what a rollout and a
+// cordon change, and nothing that RBAC would let it change besides.
+func (i *installed) keepsToItsTrade(r *kuberig.Rig) {
+	i.t.Helper()
+	cfg := rest.CopyConfig(r.Config(kuberig.Admin))
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: fmt.Sprintf("system:serviceaccount:%s:%s", i.ns, fullname), Groups: []string{"system:serviceaccounts", "system:authenticated"}}
+	agent, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	node, ns := r.Node("cordoned").Name, r.Namespace()
+	r.Deployment(ns, "web", 1, kuberig.OnNode(node))
+	ctx := i.t.Context()
+	deployment := func(patch string) error {
+		_, err := agent.AppsV1().Deployments(ns).Patch(ctx, "web", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	nodes := func(patch string) error {
+		_, err := agent.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	const image = `{"spec":{"template":{"spec":{"containers":[{"name":"main","image":"evil"}]}}}}`
+	r.Await("the policy is in force", func(context.Context) (bool, error) {
+		_, err := agent.AppsV1().Deployments(ns).Patch(ctx, "web", types.StrategicMergePatchType, []byte(image), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err != nil, nil
+	})
+	for name, c := range map[string]struct {
+		do    func(patch string) error
+		patch string
+		may   bool
+	}{
+		"restart":           {deployment, `{"metadata":{"annotations":{"opsplane.io/mark":"x"}},"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":"2026-01-01T00:00:00Z","opsplane.io/mark":"x"}}}}}`, true},
+		"undo a restart":    {deployment, `{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":null,"opsplane.io/mark":null}}}}}`, true},
+		"another image":     {deployment, image, false},
+		"another account":   {deployment, `{"spec":{"template":{"spec":{"serviceAccountName":"admin"}}}}`, false},
+		"a privileged pod":  {deployment, `{"spec":{"template":{"spec":{"hostPID":true}}}}`, false},
+		"other labels":      {deployment, `{"spec":{"template":{"metadata":{"labels":{"team":"x"}}}}}`, false},
+		"scale":             {deployment, `{"spec":{"replicas":0}}`, false},
+		"cordon":            {nodes, `{"metadata":{"annotations":{"opsplane.io/cordon":"{}","opsplane.io/mark":"x"}},"spec":{"unschedulable":true}}`, true},
+		"label a node":      {nodes, `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, false},
+		"taint a node":      {nodes, `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`, false},
+		"annotate a node":   {nodes, `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/scale-down-disabled":"true"}}}`, false},
+		"uncordon the node": {nodes, `{"metadata":{"annotations":{"opsplane.io/cordon":null}},"spec":{"unschedulable":null}}`, true},
+	} {
+		if err := c.do(c.patch); (err == nil) != c.may {
+			i.t.Errorf("%s: %v, may: %v", name, err, c.may)
+		} else if err != nil && !strings.Contains(err.Error(), "the Opsplane agent may") {
+			i.t.Errorf("%s is refused for another reason: %v", name, err)
+		}
+	}
 }

@@ -21,6 +21,11 @@
 {{- printf "opsplane:%s:%s" .Release.Namespace (include "opsplane-agent.fullname" .) -}}
 {{- end -}}
 
+{{/* Names of admission policies are DNS subdomains. */}}
+{{- define "opsplane-agent.policyName" -}}
+{{- printf "opsplane.%s.%s" .Release.Namespace (include "opsplane-agent.fullname" .) -}}
+{{- end -}}
+
 {{- define "opsplane-agent.selector" -}}
 app.kubernetes.io/name: {{ include "opsplane-agent.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
