@@ -103,7 +103,7 @@ func reportDetail(b json.RawMessage) (json.RawMessage, error) {
 // numbered from to through, both included.
 func Gap(cluster, agentID, agentName, boot string, from, through int64, now time.Time) Event {
 	e, err := New(TypeGap, cluster, Subject{Kind: KindAgent, ID: agentID, Name: agentName}, now, operation.Plane,
-		map[string]any{"agent": agentID, "boot": boot, "from": from, "through": through},
+		GapDetail{Agent: agentID, Boot: boot, From: from, Through: through},
 		agentID, boot, strconv.FormatInt(from, 10), strconv.FormatInt(through, 10))
 	if err != nil {
 		panic(err) // the type and the detail are ours
