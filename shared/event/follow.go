@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,8 +15,9 @@ import (
 // the cursor that resumes exactly behind it: what a text/event-stream needs. It
 // is for one goroutine.
 type Follower struct {
-	q  Query
-	at reading
+	q      Query
+	at     reading
+	passed bool
 }
 
 // Step is an event with the cursor that reads on behind it: with that event and
@@ -51,10 +53,16 @@ func (r *Reader) Follow(ctx context.Context, query Query) (*Follower, error) {
 // Of one stream each event's cursor is a text; of several one item is written for
 // all of a page.
 func (f *Follower) Next(ctx context.Context, wait time.Duration) (steps []Step, more bool, err error) {
+	before := f.at.next
 	page, err := f.at.await(ctx, wait)
-	if err != nil || len(page.Events) == 0 {
-		return nil, page.More, err
+	if err != nil {
+		return nil, false, err
 	}
+	if len(page.Events) == 0 {
+		f.passed = f.passed || !maps.Equal(f.at.next, before)
+		return nil, page.More, nil
+	}
+	f.passed = false
 	steps = make([]Step, len(page.Events))
 	if len(f.q.Streams) == 1 {
 		c := streamCursor{Stream: f.q.Streams[0], Mark: f.q.mark()}
@@ -82,10 +90,15 @@ func (f *Follower) Next(ctx context.Context, wait time.Duration) (steps []Step, 
 	return steps, page.More, nil
 }
 
+// Passed tells whether the follower went on, past events that do not match, since
+// the last cursor that it gave.
+func (f *Follower) Passed() bool { return f.passed }
+
 // Cursor returns the cursor of where the follower stands: behind the last event
 // of the last page, and behind all that did not match. Of several streams it is
 // an item that this writes.
 func (f *Follower) Cursor(ctx context.Context) (string, error) {
+	f.passed = false
 	return f.at.close(ctx, &f.q, f.at.positions)
 }
 

@@ -89,6 +89,8 @@ type API struct {
 	metrics *metrics
 	audit   *auditor
 	log     *slog.Logger
+
+	streaming streaming
 }
 
 // New makes the handler.
@@ -125,7 +127,7 @@ func New(cfg Config) (*API, error) {
 
 // newAPI registers the routes; OpenAPI needs no more.
 func newAPI(cfg Config) *API {
-	a := &API{cfg: cfg, mux: http.NewServeMux(), routes: map[string]*route{}, log: cfg.Logger}
+	a := &API{cfg: cfg, mux: http.NewServeMux(), routes: map[string]*route{}, log: cfg.Logger, streaming: newStreaming()}
 	a.healthRoutes()
 	if !cfg.AgentsOnly {
 		a.userRoutes()
@@ -158,8 +160,12 @@ func (a *API) userRoutes() {
 	a.docsRoutes()
 }
 
-// Close writes the audit records that still wait; the context bounds it.
-func (a *API) Close(ctx context.Context) error { return a.audit.close(ctx) }
+// Close ends event streams, and writes the audit records that still wait; the
+// context bounds it.
+func (a *API) Close(ctx context.Context) error {
+	a.EndStreams()
+	return a.audit.close(ctx)
+}
 
 // streamsOf lists the streams that a reader of all reads.
 func streamsOf(st *record.Store) func(context.Context) ([]string, error) {
