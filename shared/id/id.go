@@ -31,6 +31,9 @@ const (
 	DeadLetter = "dlq"
 	Preview    = "prv"
 	Cursor     = "cur"
+	Alert      = "alr"
+	Rule       = "rul"
+	Silence    = "sil"
 )
 
 // New returns a fresh identifier whose time part is at.
