@@ -54,7 +54,7 @@ type DeviceDetail struct {
 	Node    string `json:"node,omitempty" doc:"Name of its node"`
 	NodeUID string `json:"node_uid,omitempty"`
 	Index   *int   `json:"index,omitempty" doc:"Its place on the node"`
-	Health  string `json:"health,omitempty" doc:"ok, degraded, failed or unknown"`
+	Health  string `json:"health,omitempty" doc:"ok, or what it is instead, such as degraded or unusable"`
 	Detail  string `json:"detail,omitempty"`
 }
 

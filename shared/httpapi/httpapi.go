@@ -157,6 +157,7 @@ func (a *API) userRoutes() {
 	a.auditRoutes()
 	a.deadLetterRoutes()
 	a.eventRoutes()
+	a.eventTypeRoutes()
 	a.docsRoutes()
 }
 
