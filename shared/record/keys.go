@@ -30,6 +30,15 @@
 //	chg#ID           change              a manual change                   list
 //	prv#ID           preview             a preview and its answer
 //	cur#ID           cursor              positions of an all-streams cursor
+//	rx#STREAM        position            how far a stream is judged       due
+//	rx#STREAM        g#RULE#HASH         what a rule knows of a group
+//	rul#ID           rule                an alert rule, or what is changed
+//	                                     of one that ships                list
+//	name#NAME        rule                a rule's name, taken once
+//	meta             rules               the mark of all rules and silences
+//	alr#ID           alert               an alert                         list, scope, lookup, live
+//	alr#ID           ack                 who took it on
+//	sil#ID           silence             a silence                        list
 package record
 
 import (

@@ -13,15 +13,19 @@ var kinds = map[string]map[string]string{
 	"res":   {"inv": "inventory", "lock": "lock", "ref": "reference"},
 	"idem":  {"idem": "idempotency_key"},
 	"clu":   {"cluster": "cluster", "agent": "agent", "reporter": "reporter", "events": "agent_events", "snap": "snapshot"},
-	"name":  {"cluster": "cluster_name"},
+	"name":  {"cluster": "cluster_name", "rule": "rule_name"},
 	"str":   {"head": "stream", "ev": "events", "bus": "bus_position"},
 	"feed":  {"position": "feed_position"},
 	"dlq":   {"letter": "dead_letter"},
 	"chg":   {"change": "manual_change"},
 	"prv":   {"preview": "preview"},
 	"cur":   {"cursor": "cursor"},
+	"rx":    {skPosition: "judged", "g": "alert_group"},
+	"rul":   {"rule": "rule"},
+	"alr":   {"alert": "alert", "ack": "acknowledgement"},
+	"sil":   {"silence": "silence"},
 	"token": {"token": "token", "used": "token_use"},
-	"meta":  {"history": "history", "import": "import", "former": "former_cluster"},
+	"meta":  {"history": "history", "import": "import", "former": "former_cluster", "rules": "rules_mark"},
 }
 
 // The kinds by which others decide; see Kind.
