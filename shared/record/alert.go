@@ -6,11 +6,13 @@ import (
 	"github.com/opsplane/opsplane/shared/ledger"
 )
 
-// Partitions of the indexes of rules, alerts and silences.
+// ListAlerts is the partition of the indexes of alerts. RulesPK and SilencesPK are
+// those of all rules and all silences: there are few, and who judges must see them
+// all, which an index that is late does not promise.
 const (
-	ListRules    = "rules"
-	ListAlerts   = "alerts"
-	ListSilences = "silences"
+	ListAlerts = "alerts"
+	RulesPK    = "rules"
+	SilencesPK = "silences"
 )
 
 const (
@@ -43,7 +45,7 @@ func GroupKey(stream, group string) ledger.Key {
 func GroupSpan() (from, to string) { return skGroup, skGroup + "~" }
 
 // RuleKey is the key of an alert rule.
-func RuleKey(id string) ledger.Key { return ledger.Key{PK: "rul#" + id, SK: "rule"} }
+func RuleKey(id string) ledger.Key { return ledger.Key{PK: RulesPK, SK: "rule#" + id} }
 
 // RuleNameKey is the key that makes a rule's name unique.
 func RuleNameKey(name string) ledger.Key { return ledger.Key{PK: "name#" + name, SK: "rule"} }
@@ -64,7 +66,7 @@ func AlertsOfStream(stream string) string { return ListAlerts + "#" + stream }
 func AlertsOfRule(name string) string { return ListAlerts + "#rule#" + name }
 
 // SilenceKey is the key of a silence.
-func SilenceKey(id string) ledger.Key { return ledger.Key{PK: "sil#" + id, SK: "silence"} }
+func SilenceKey(id string) ledger.Key { return ledger.Key{PK: SilencesPK, SK: "silence#" + id} }
 
 // Query puts the span into a query.
 func (sp Span) Query(q ledger.Query) ledger.Query { return sp.query(q) }

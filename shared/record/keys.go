@@ -32,13 +32,13 @@
 //	cur#ID           cursor              positions of an all-streams cursor
 //	rx#STREAM        position            how far a stream is judged       due
 //	rx#STREAM        g#RULE#HASH         what a rule knows of a group
-//	rul#ID           rule                an alert rule, or what is changed
-//	                                     of one that ships                list
+//	rules            rule#ID             an alert rule, or what is changed
+//	                                     of one that ships
 //	name#NAME        rule                a rule's name, taken once
 //	meta             rules               the mark of all rules and silences
 //	alr#ID           alert               an alert                         list, scope, lookup, live
 //	alr#ID           ack                 who took it on
-//	sil#ID           silence             a silence                        list
+//	silences         silence#ID          a silence
 package record
 
 import (
@@ -192,6 +192,12 @@ func StreamRunKey(stream string, seq int64) ledger.Key {
 
 // StreamBusKey is the key of how far a stream was put on the bus.
 func StreamBusKey(stream string) ledger.Key { return ledger.Key{PK: StreamPK(stream), SK: "bus"} }
+
+// StreamDetailsKey is the key of how far a stream's details were taken by
+// retention.
+func StreamDetailsKey(stream string) ledger.Key {
+	return ledger.Key{PK: StreamPK(stream), SK: "details"}
+}
 
 // StreamOf returns the stream whose head the key is, or "".
 func StreamOf(k ledger.Key) string {
