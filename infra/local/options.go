@@ -55,7 +55,7 @@ func (o *Options) defaults() {
 	if o.Timing == (operation.Timing{}) {
 		o.Timing = operation.OneMachine
 	}
-	if o.Retention == (retention.Policy{}) {
+	if o.Retention.Zero() {
 		o.Retention = retention.Default
 	}
 	if o.Logger == nil {

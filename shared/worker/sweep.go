@@ -104,7 +104,7 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 	if at.Minute() == queuesAt {
 		part("queues of clusters", func() error { return h.Sweep.EnsureQueues(ctx) })
 	}
-	if at.Minute() == retentionAt && h.Retention != (retention.Policy{}) {
+	if at.Minute() == retentionAt && !h.Retention.Zero() {
 		part("retention", func() error { return h.retain(ctx) })
 	}
 	h.measure(ctx, append(lateness(res), count("SweepTicks", 1), count("DeadLetters", dead), count("StreamGivenUp", givenUp)))
