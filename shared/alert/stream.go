@@ -21,6 +21,15 @@ type Position struct {
 	Clock int64 `json:"clock"`
 	// Rules is the mark of the rules by which it was judged last.
 	Rules string `json:"rules"`
+	// Releases are alerts that are over and kept others from being told, which is
+	// yet to be made up for.
+	Releases []Release `json:"releases,omitempty"`
+}
+
+// Release is an alert that ended at a clock.
+type Release struct {
+	Alert string `json:"alert"`
+	Clock int64  `json:"clock"`
 }
 
 // Stream judges the events of one stream in order. All of it is a function of
@@ -147,6 +156,9 @@ func (s *Stream) Judge(v *Vars, full func() bool) bool {
 func (s *Stream) Tick(now time.Time, full func() bool) bool { return s.advance(now.UnixMilli(), full) }
 
 func (s *Stream) advance(clock int64, full func() bool) bool {
+	if !s.Release(full) {
+		return false
+	}
 	for len(s.timers) > 0 && s.timers[0].due <= clock {
 		if full() {
 			return false
@@ -169,6 +181,9 @@ func (s *Stream) advance(clock int64, full func() bool) bool {
 		}
 		s.tell(c, g, effects)
 		s.changed(c, g)
+		if !s.Release(full) {
+			return false
+		}
 	}
 	return true
 }
@@ -306,3 +321,6 @@ func (s *Stream) sorted() []*Group {
 	})
 	return out
 }
+
+// Pass steps over an event unjudged.
+func (s *Stream) Pass(e *event.Event) { s.Position.Next = max(s.Position.Next, e.Sequence+1) }

@@ -37,7 +37,7 @@ func (s *Stream) tell(c *Compiled, g *Group, effects []effect) {
 		}
 		s.out = append(s.out, t)
 		if x.state == Resolved && (c.Rule.Name == "" || s.set.inhibits[c.Rule.Name]) {
-			s.release(a.ID, x.clock)
+			s.Position.Releases = append(s.Position.Releases, Release{a.ID, x.clock})
 		}
 	}
 }
@@ -130,19 +130,28 @@ func equal(keys []string, a, b map[string]string) bool {
 	return true
 }
 
-// release tells what an alert that is over has kept from being told.
-func (s *Stream) release(alertID string, clock int64) {
-	for _, g := range s.sorted() {
-		if g.Alert == nil || g.Alert.InhibitedBy != alertID {
-			continue
+// Release tells what alerts that are over have kept from being told. full ends it
+// early: then it returns false, and goes on when it is called again.
+func (s *Stream) Release(full func() bool) bool {
+	for len(s.Position.Releases) > 0 {
+		r := s.Position.Releases[0]
+		for _, g := range s.sorted() {
+			if g.Alert == nil || g.Alert.InhibitedBy != r.Alert {
+				continue
+			}
+			if full() {
+				return false
+			}
+			c := s.set.Rule(g.Rule)
+			g.Alert.InhibitedBy = ""
+			if g.Alert.State == Firing {
+				s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonUnmuted, clock: r.Clock}})
+			}
+			s.changed(c, g)
 		}
-		c := s.set.Rule(g.Rule)
-		g.Alert.InhibitedBy = ""
-		if g.Alert.State == Firing {
-			s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonUnmuted, clock: clock}})
-		}
-		s.changed(c, g)
+		s.Position.Releases = s.Position.Releases[1:]
 	}
+	return true
 }
 
 // remind looks anew at the silences of an open alert: one whose silence is over,
