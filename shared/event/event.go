@@ -199,6 +199,20 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
 
+// LimitError says that a part of an event has more bytes than it may. It matches
+// ErrInvalid.
+type LimitError struct {
+	What        string // the part
+	Size, Limit int    // bytes
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("%s: %s has %d bytes, the limit is %d", ErrInvalid, e.What, e.Size, e.Limit)
+}
+
+// Is makes errors.Is(err, ErrInvalid) true.
+func (e *LimitError) Is(target error) bool { return target == ErrInvalid }
+
 // New returns an event that the plane itself tells: it happened at at, in the
 // cluster or, when that is empty, in the plane. Its id derives from type,
 // cluster and parts, so that telling the same thing twice gives one id; parts
