@@ -24,6 +24,7 @@ import (
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/planrun"
 	queuesqlite "github.com/opsplane/opsplane/shared/queue/sqlite"
+	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/registry"
 	"github.com/opsplane/opsplane/shared/relay"
@@ -51,6 +52,8 @@ type Engine struct {
 	Relay     *relay.Relay
 	Sweep     *sweep.Sweep
 	Plans     *planrun.Runner
+	Reactor   *react.Reactor
+	Alerts    *react.Service
 	Tokens    *auth.Store
 	Bus       *inproc.Bus
 
@@ -61,6 +64,7 @@ type Engine struct {
 	oidc   *auth.Verifier
 	tls    *tls.Config  // nil: plain HTTP
 	swept  atomic.Int64 // Unix milliseconds of the sweep's last good pass
+	behind behind       // streams that could not be judged
 }
 
 // New opens the data folder, making it on first use.
@@ -98,6 +102,9 @@ func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	e.Control = &control.Service{Store: e.Store}
 	e.Registry = &registry.Service{Store: e.Store, Tokens: e.Tokens, Queues: e.queue}
 	e.Sweep = &sweep.Sweep{Store: e.Store, Relay: e.Relay, Queue: e.queue, Logger: o.Logger}
+	e.Reactor = &react.Reactor{Store: e.Store, Logger: o.Logger}
+	e.Alerts = &react.Service{Store: e.Store}
+	e.Sweep.React = e.reactDue
 	e.Plans = &planrun.Runner{Store: e.Store, Admission: e.Admission}
 	e.swept.Store(time.Now().UnixMilli())
 	if err := e.ensureQueues(ctx); err != nil {
@@ -220,6 +227,8 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 	start := func(f func(context.Context)) { wg.Go(func() { f(work) }) }
 	start(func(ctx context.Context) { e.follow(ctx, "dispatch", 0, e.dispatch) })
 	start(func(ctx context.Context) { e.follow(ctx, "publish", publishLinger, e.publish) })
+	start(func(ctx context.Context) { e.follow(ctx, "react", 0, e.react) })
+	start(e.reactLoop)
 	start(e.sweepLoop)
 	start(e.watchdog)
 	start(e.retentionLoop)

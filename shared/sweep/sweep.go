@@ -37,6 +37,9 @@ type Sweep struct {
 	Queue  queue.Admin
 	Logger *slog.Logger
 	Waker  *Waker // nil: the sweep runs all the time
+	// React judges a stream by the alert rules, since a timer of it is due; nil: no
+	// reactor.
+	React func(ctx context.Context, stream string) error
 
 	failing atomic.Int64
 }
@@ -102,6 +105,9 @@ func (s *Sweep) item(ctx context.Context, it ledger.Item) error {
 	}
 	if id := record.LateOf(it.Key); id != "" {
 		return s.Relay.PublishLate(ctx, id, it.Version)
+	}
+	if stream := record.JudgedOf(it.Key); stream != "" && s.React != nil {
+		return s.React(ctx, stream)
 	}
 	return nil
 }
