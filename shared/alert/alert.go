@@ -135,14 +135,15 @@ const (
 	TypeFolded   = "alert.groups_folded"
 )
 
-// summary fills a rule's summary in.
-func summary(text string, group map[string]string) string {
-	if text == "" || !strings.Contains(text, "{") {
+// summary fills a rule's summary in: "{subject}" is the name of what the last
+// match was about.
+func summary(text string, group map[string]string, subject string) string {
+	if !strings.Contains(text, "{") {
 		return text
 	}
-	pairs := make([]string, 0, 2*len(group))
+	pairs := make([]string, 0, 2*len(group)+2)
 	for _, k := range slices.Sorted(maps.Keys(group)) {
 		pairs = append(pairs, "{"+k+"}", group[k])
 	}
-	return strings.NewReplacer(pairs...).Replace(text)
+	return strings.NewReplacer(append(pairs, "{subject}", subject)...).Replace(text)
 }

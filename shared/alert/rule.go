@@ -144,7 +144,7 @@ type Inhibitor struct {
 type Rule struct {
 	Name        string            `json:"name"`
 	Description string            `json:"description,omitempty"`
-	Summary     string            `json:"summary,omitempty"` // "{node}" stands for a key of the group
+	Summary     string            `json:"summary,omitempty"` // "{node}" stands for a key of the group, "{subject}" for the subject's name
 	Runbook     string            `json:"runbook,omitempty"`
 	Severity    string            `json:"severity,omitempty"` // warning when empty
 	Labels      map[string]string `json:"labels,omitempty"`

@@ -196,7 +196,7 @@ func (s *Stream) view(c *Compiled, g *Group) Alert {
 		History: append([]Step(nil), a.History...),
 	}
 	g.Refresh(&v)
-	v.Summary = summary(c.Rule.Summary, v.Group)
+	v.Summary = summary(c.Rule.Summary, v.Group, g.Subject.Name)
 	if s.Name != PlaneCluster {
 		v.Cluster = s.Name
 	}
