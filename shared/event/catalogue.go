@@ -27,6 +27,8 @@ const (
 	TypeAgentStopping   = "agent.stopping"
 	TypeAgentRestarted  = "agent.restarted"
 	TypeAgentRemoved    = "agent.removed"
+	TypeClockSkewed     = "agent.clock_skewed"
+	TypeClockOK         = "agent.clock_ok"
 	TypeClusterCreated  = "cluster.created"
 	TypeClusterDeleted  = "cluster.deleted"
 	TypeDeadLetter      = "queue.dead_letter"
@@ -99,6 +101,8 @@ var catalogue = []About{
 	{TypeAgentSilent, Error, "The agent was not heard of for longer than it may be.", AgentSilentDetail{}},
 	{TypeAgentStopping, Info, "The agent said that it stops.", nil},
 	{TypeAgentRestarted, Info, "The agent's process started anew.", nil},
+	{TypeClockSkewed, Warning, "The agent's wall clock is far from the plane's: the times of its events are wrong.", ClockDetail{}},
+	{TypeClockOK, Info, "The agent's wall clock is near the plane's again.", ClockDetail{}},
 	{TypeAgentRemoved, Info, "The agent was not heard of for so long that it is listed no more.", AgentSilentDetail{}},
 
 	{TypeClusterCreated, Info, "A cluster was added to the fleet.", ClusterDetail{}},
@@ -109,7 +113,10 @@ var catalogue = []About{
 
 	{"alert.pending", Info, "An alert rule's condition holds, but not for long enough yet.", nil},
 	{"alert.firing", Error, "An alert rule's condition holds.", nil},
+	{"alert.flapping", Error, "An alert fires and resolves again and again; it is told no more until it is steady.", nil},
 	{"alert.resolved", Info, "An alert rule's condition no longer holds.", nil},
+	{"alert.acknowledged", Info, "A person took an alert on.", nil},
+	{"alert.groups_folded", Warning, "A rule has so many groups in a stream that those over the limit are one.", nil},
 }
 
 var byType = func() map[string]About {
@@ -144,7 +151,7 @@ func SeverityOf(typ string) string {
 var reservedFamilies = []string{"operation", "stream", "alert", "rule", "manual", "queue"}
 
 // reservedTypes are single types that no agent may report.
-var reservedTypes = []string{TypeAgentOnline, TypeAgentSilent, TypeAgentStopping, TypeAgentRestarted, TypeAgentRemoved, TypeClusterCreated, TypeClusterDeleted}
+var reservedTypes = []string{TypeAgentOnline, TypeAgentSilent, TypeAgentStopping, TypeAgentRestarted, TypeAgentRemoved, TypeClockSkewed, TypeClockOK, TypeClusterCreated, TypeClusterDeleted}
 
 // reserved tells whether only the plane tells the type: a report of it would
 // pass for the plane's own word.

@@ -120,6 +120,12 @@ type AgentSilentDetail struct {
 	SilentFor string    `json:"silent_for,omitempty" doc:"Of agent.removed: the age after which agents are forgotten"`
 }
 
+// ClockDetail is the detail of agent.clock_skewed and agent.clock_ok.
+type ClockDetail struct {
+	SkewMS int64  `json:"skew_ms" doc:"How far the agent's wall clock is ahead of the plane's, in milliseconds"`
+	Boot   string `json:"boot"`
+}
+
 // ClusterDetail is the detail of cluster.created and cluster.deleted.
 type ClusterDetail struct {
 	Cluster string `json:"cluster" doc:"The cluster's id"`
