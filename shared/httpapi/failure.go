@@ -56,7 +56,9 @@ func problemOf(err error) *problem.Problem {
 				"resource": l.Resource, "mode": l.Holder.Mode, "since": l.Holder.Since, "link": "/v1/operations/" + l.Holder.Operation})
 	}
 	if e, ok := errors.AsType[*event.ExpiredError](err); ok {
-		return problem.New(problem.CursorExpired, "%s", e.Error()).WithExtra("cursor", e.Cursor).WithExtra("streams", e.Streams)
+		p := problem.New(problem.CursorExpired, "%s", e.Error()).WithExtra("cursor", e.Cursor).WithExtra("streams", e.Streams)
+		p.NextAction.Text = "Go on with the cursor of this answer, the first one that is left: what lies before it is gone."
+		return p
 	}
 	for _, d := range domainCodes {
 		if errors.Is(err, d.err) {
