@@ -108,12 +108,12 @@ func active(r *alert.Rule, evs []event.Event, clock map[int64]int64, until int64
 func counted(r *alert.Rule, matches []event.Event) int {
 	newest := int64(0)
 	for i := range matches {
-		newest = max(newest, alert.EventTime(&matches[i]))
+		newest = max(newest, happened(matches[i]))
 	}
 	values := map[string]bool{}
 	n := 0
 	for i := range matches {
-		if r.Window == 0 || alert.EventTime(&matches[i]) > newest-r.Window.D().Milliseconds() {
+		if r.Window == 0 || happened(matches[i]) > newest-r.Window.D().Milliseconds() {
 			n++
 			values[value(matches[i])] = true
 		}
@@ -122,6 +122,18 @@ func counted(r *alert.Rule, matches []event.Event) int {
 		return len(values)
 	}
 	return n
+}
+
+// happened is when it happened, as far as that is believed.
+func happened(e event.Event) int64 {
+	at, received := e.Timestamp, e.ReceivedAt
+	if at.After(received) {
+		at = received
+	}
+	if least := received.Add(-5 * time.Minute); at.Before(least) {
+		at = least
+	}
+	return at.UnixMilli()
 }
 
 func value(e event.Event) string {
@@ -193,7 +205,7 @@ func changesOf(r *alert.Rule, spans []span, until int64) []change {
 	}
 	for _, s := range spans {
 		firing := false
-		if clearAt >= 0 && s.from < clearAt {
+		if clearAt >= 0 && (s.from < clearAt || s.from == clearAt && !s.fromEvent) { // a timer of the condition comes first
 			firing, clearAt = true, -1
 		} else if clearAt >= 0 {
 			over()
