@@ -33,6 +33,9 @@ func (r *Reactor) commit(ctx context.Context, stream string, j *judged, c commit
 	s := j.stream
 	changes := s.Take()
 	j.size.Store(int64(s.Groups()))
+	if err := r.name(ctx, changes.Told); err != nil {
+		return err
+	}
 	due := s.Due()
 	idle := len(changes.Keep)+len(changes.Forget)+len(changes.Told) == 0
 	if idle && !c.keep && due.Equal(j.due) && s.Position.Next-j.saved < saveEvery {
@@ -65,6 +68,37 @@ func (r *Reactor) commit(ctx context.Context, stream string, j *judged, c commit
 	}
 	j.version, j.due, j.saved = j.version+1, due, s.Position.Next
 	r.Metrics.told(changes.Told, r.now())
+	return nil
+}
+
+// name gives alerts whose rule is gone what they were called and shown by.
+func (r *Reactor) name(ctx context.Context, told []alert.Transition) error {
+	var keys []ledger.Key
+	for i := range told {
+		if told[i].Alert.Rule == "" {
+			keys = append(keys, record.AlertKey(told[i].Alert.ID))
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	items, err := r.Store.Ledger.GetMany(ctx, keys)
+	if err != nil {
+		return fmt.Errorf("read alerts of deleted rules: %w", err)
+	}
+	for i := range told {
+		a := &told[i].Alert
+		it, ok := items[record.AlertKey(a.ID)]
+		if a.Rule != "" || !ok {
+			continue
+		}
+		was, err := record.Decode[alert.Alert](it)
+		if err != nil {
+			return err
+		}
+		a.Rule, a.RuleVersion, a.Group, a.Severity = was.Rule, was.RuleVersion, was.Group, was.Severity
+		a.Labels, a.Summary, a.Runbook = was.Labels, was.Summary, was.Runbook
+	}
 	return nil
 }
 
