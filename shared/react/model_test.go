@@ -86,6 +86,7 @@ func TestModel(t *testing.T) {
 
 func model(t *testing.T, rt *rapid.T) {
 	b := setup(t)
+	defer b.close()
 	b.quiet()
 	rule := randomRule(rt)
 	if _, err := b.service.CreateRule(context.Background(), call, rule); err != nil {

@@ -34,6 +34,7 @@ type bench struct {
 	reactor *Reactor
 	service *Service
 	n       int
+	close   func()
 }
 
 func setup(t testing.TB) *bench {
@@ -43,7 +44,8 @@ func setup(t testing.TB) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = db.Close() })
+	b.close = sync.OnceFunc(func() { _ = db.Close() })
+	t.Cleanup(b.close)
 	b.db = db
 	b.store = &record.Store{Ledger: db, Now: b.clock, Timing: operation.OneMachine}
 	b.reactor = b.another()
