@@ -29,6 +29,35 @@ type readerPlan struct {
 	query  Query
 	limits []int
 	wait   bool
+	// follow: it reads as a stream does, and goes on from one of the events of a
+	// page, not always the last.
+	follow bool
+}
+
+// read reads one page.
+func (p *readerPlan) read(ctx context.Context, r *Reader, q Query, page int) (Page, error) {
+	if !p.follow {
+		return r.Read(ctx, q)
+	}
+	f, err := r.Follow(ctx, q)
+	if err != nil {
+		return Page{}, err
+	}
+	var out Page
+	steps, more, err := f.Next(ctx, q.Wait)
+	if err != nil {
+		return Page{}, err
+	}
+	if out.More = more; len(steps) == 0 {
+		out.NextCursor, err = f.Cursor(ctx)
+		return out, err
+	}
+	take := 1 + page%len(steps)
+	out.More = more || take < len(steps)
+	for _, s := range steps[:take] {
+		out.Events, out.NextCursor = append(out.Events, s.Event), s.Cursor
+	}
+	return out, nil
 }
 
 // TestReadersSeeEachEventOnce: while writers write to several streams, some of
@@ -77,7 +106,7 @@ func readersSeeEachEventOnce(t *testing.T, db ledger.Ledger, rounds int64) {
 			if serial > 100 {
 				p.limits = append(p.limits, 200)
 			}
-			p.wait = rapid.Bool().Draw(rt, "wait")
+			p.wait, p.follow = rapid.Bool().Draw(rt, "wait"), rapid.Bool().Draw(rt, "follow")
 			q := &p.query
 			if rapid.Bool().Draw(rt, "one stream") {
 				q.Cluster = rapid.SampledFrom(streams).Draw(rt, "cluster")
@@ -127,7 +156,7 @@ func readersSeeEachEventOnce(t *testing.T, db ledger.Ledger, rounds int64) {
 					if q.Wait = 0; p.wait && !over {
 						q.Wait = 20 * time.Millisecond
 					}
-					got, err := r.Read(ctx, q)
+					got, err := p.read(ctx, r, q, page)
 					if err != nil {
 						rt.Errorf("read %+v: %v", q, err)
 						return
