@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sort"
 	"strconv"
-	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/id"
@@ -45,11 +44,11 @@ type Group struct {
 	Changes   []int64 `json:"changes,omitempty"`
 
 	// What is told.
-	Alert     *open      `json:"alert,omitempty"`
-	Flapping  bool       `json:"flapping,omitempty"`
-	MuteUntil int64      `json:"mute_until,omitempty"`
-	Count     int64      `json:"count,omitempty"`
-	Evidence  []Evidence `json:"evidence,omitempty"`
+	Alert     *open  `json:"alert,omitempty"`
+	Flapping  bool   `json:"flapping,omitempty"`
+	MuteUntil int64  `json:"mute_until,omitempty"`
+	Count     int64  `json:"count,omitempty"`
+	Evidence  []seen `json:"evidence,omitempty"`
 
 	Subject   event.Subject `json:"subject,omitzero"`
 	Operation string        `json:"op,omitempty"`
@@ -79,6 +78,14 @@ type sample struct {
 	At int64  `json:"t"`
 	N  int    `json:"n,omitempty"`
 	V  string `json:"v,omitempty"`
+}
+
+// seen is Evidence as it is kept: it is written at each match.
+type seen struct {
+	Event string `json:"e"`
+	Type  string `json:"y"`
+	Seq   int64  `json:"q"`
+	At    int64  `json:"t"`
 }
 
 // groupKey tells groups of a stream apart.
@@ -213,7 +220,7 @@ func (g *Group) match(c *Compiled, in *input) {
 		g.Active = true
 	}
 	if !g.Active {
-		g.Evidence = slices.DeleteFunc(g.Evidence, func(e Evidence) bool { return e.At.UnixMilli() <= g.Newest-window })
+		g.Evidence = slices.DeleteFunc(g.Evidence, func(e seen) bool { return e.At <= g.Newest-window })
 	}
 }
 
@@ -265,7 +272,7 @@ func (g *Group) note(in *input) {
 	if len(g.Evidence) == 2*keptEvidence {
 		g.Evidence = slices.Delete(g.Evidence, keptEvidence, keptEvidence+1)
 	}
-	g.Evidence = append(g.Evidence, Evidence{Event: in.e.ID, Type: in.e.Type, Sequence: in.seq, At: time.UnixMilli(in.at).UTC()})
+	g.Evidence = append(g.Evidence, seen{in.e.ID, in.e.Type, in.seq, in.at})
 }
 
 // alertID derives the id of the alert that the event began.

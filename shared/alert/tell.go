@@ -210,7 +210,10 @@ func (s *Stream) view(c *Compiled, g *Group) Alert {
 // Refresh brings an open alert up to its group's state: what changes without a
 // transition is kept there alone.
 func (g *Group) Refresh(v *Alert) {
-	v.Last, v.Count, v.Evidence = ms(g.Last), g.Count, append([]Evidence(nil), g.Evidence...)
+	v.Last, v.Count, v.Evidence = ms(g.Last), g.Count, make([]Evidence, len(g.Evidence))
+	for i, e := range g.Evidence {
+		v.Evidence[i] = Evidence{Event: e.Event, Type: e.Type, Sequence: e.Seq, At: ms(e.At)}
+	}
 	v.Flapping, v.Subject, v.Operation = g.Flapping, g.Subject, g.Operation
 	v.GroupKey = g.Rule + "#" + g.Hash()
 }
