@@ -33,7 +33,7 @@ var domain = []string{
 
 // statusOnly are domain packages that may use net/http for the names of methods
 // and status codes, which are part of what a call is recorded as.
-var statusOnly = []string{"shared/control", "shared/registry"}
+var statusOnly = []string{"shared/control", "shared/react", "shared/registry"}
 
 // layer tells how high a package is: arrows point down. 0 is the domain, 1 the
 // adapters (engines of the seams, HTTP), 2 the programs.
