@@ -82,7 +82,7 @@ func BenchmarkIngestAndJudge(b *testing.B) {
 		p.follow()
 		n += 100
 	}
-	b.ReportMetric(float64((cpu(b) - spent).Microseconds())/float64(n), "cpu-µs/event")
+	b.ReportMetric(float64((cpu(b)-spent).Microseconds())/float64(n), "cpu-µs/event")
 	m := p.reactor.Metrics.Read()
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
 	b.ReportMetric(float64(m.Matched-before.Matched)/float64(n), "matches/event")

@@ -103,30 +103,34 @@ func (b *bench) night(follow func()) {
 	b.advance(10 * time.Minute)
 }
 
+// crashing plays a night whose first process ends at a call, and returns what was
+// told and how many calls that process made.
+func (b *bench) crashing(at int, applied bool) (told []string, calls int) {
+	b.t.Helper()
+	b.quiet()
+	for _, text := range strings.Split(crashRules, "|") {
+		b.rule(text)
+	}
+	l := &crasher{Ledger: b.db, at: at, applied: applied}
+	first := b.another()
+	first.Batch = 2
+	first.Store = &record.Store{Ledger: l, Now: b.clock, Timing: b.store.Timing}
+	b.night(func() {
+		if first != nil && first.Follow(context.Background(), stream) == nil {
+			return
+		}
+		first = nil // it has ended
+		b.follow()
+	})
+	b.follow()
+	return b.told(), l.n
+}
+
 // TestCrashBetweenAnyTwoCalls ends the process at each of its calls to the ledger,
 // before and after the call, and lets another go on: what is told is the same.
 func TestCrashBetweenAnyTwoCalls(t *testing.T) {
 	t.Parallel()
-	run := func(at int, applied bool) (told []string, calls int) {
-		b := setup(t)
-		b.quiet()
-		for _, text := range strings.Split(crashRules, "|") {
-			b.rule(text)
-		}
-		l := &crasher{Ledger: b.db, at: at, applied: applied}
-		first := b.another()
-		first.Batch = 2
-		first.Store = &record.Store{Ledger: l, Now: b.clock, Timing: b.store.Timing}
-		b.night(func() {
-			if first != nil && first.Follow(t.Context(), stream) == nil {
-				return
-			}
-			first = nil // it has ended
-			b.follow()
-		})
-		b.follow()
-		return b.told(), l.n
-	}
+	run := func(at int, applied bool) (told []string, calls int) { return setup(t).crashing(at, applied) }
 	want, calls := run(1<<30, false)
 	if len(want) < 10 || !slices.ContainsFunc(want, func(s string) bool { return strings.Contains(s, "inhibition_over") }) {
 		t.Fatalf("the night is too quiet: %v", want)

@@ -81,12 +81,14 @@ func (b *bench) modelTold() map[string][]string {
 // what is told is what the reference evaluator makes of the whole history.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(rt *rapid.T) { model(t, rt) })
+	rapid.Check(t, func(rt *rapid.T) {
+		b := setup(t)
+		defer b.close()
+		b.model(rt)
+	})
 }
 
-func model(t *testing.T, rt *rapid.T) {
-	b := setup(t)
-	defer b.close()
+func (b *bench) model(rt *rapid.T) {
 	b.quiet()
 	rule := randomRule(rt)
 	if _, err := b.service.CreateRule(context.Background(), call, rule); err != nil {

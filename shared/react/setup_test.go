@@ -46,11 +46,16 @@ func setup(t testing.TB) *bench {
 	}
 	b.close = sync.OnceFunc(func() { _ = db.Close() })
 	t.Cleanup(b.close)
+	b.on(db)
+	return b
+}
+
+// on puts the plane on a ledger.
+func (b *bench) on(db ledger.Ledger) {
 	b.db = db
 	b.store = &record.Store{Ledger: db, Now: b.clock, Timing: operation.OneMachine}
 	b.reactor = b.another()
 	b.service = &Service{Store: b.store}
-	return b
 }
 
 // another is a reactor that knows nothing yet.
