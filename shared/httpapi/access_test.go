@@ -20,6 +20,7 @@ var want = map[string]string{
 	"GET /v1/deployments": "viewer", "GET /v1/deployments/{id}": "viewer", "GET /v1/components": "viewer", "GET /v1/components/{id}": "viewer",
 	"POST /v1/tokens": "admin", "GET /v1/tokens": "admin", "GET /v1/tokens/{id}": "admin", "DELETE /v1/tokens/{id}": "admin", "GET /v1/audit": "admin",
 	"GET /v1/dead-letters": "viewer", "GET /v1/dead-letters/{id}": "viewer", "POST /v1/dead-letters/{id}/redrive": "admin", "GET /v1/events": "viewer",
+	"GET /v1/event-types": "viewer", "GET /v1/event-types/{type}": "viewer",
 	"POST /v1/agent/heartbeat": "agent", "POST /v1/agent/claims": "agent", "POST /v1/agent/renewals": "agent", "POST /v1/agent/reports": "agent",
 	"POST /v1/agent/inventory": "agent", "POST /v1/agent/events": "agent", "GET /v1/agent/previews/{id}": "agent", "POST /v1/agent/previews/{id}": "agent",
 	"POST /v1/agent/queue/receive": "agent", "POST /v1/agent/queue/delete": "agent", "POST /v1/agent/queue/extend": "agent", "POST /v1/agent/queue/bury": "agent",
