@@ -24,7 +24,7 @@ import (
 
 // readerRounds is how many rounds of the property are run: each has races of its
 // own, and takes a plane of its own.
-const readerRounds = 12
+const readerRounds = 6
 
 // follower is one reader of the property test, as a program of a user's would be:
 // it keeps nothing but its cursor, and begins anew whenever its call ends.
