@@ -8,6 +8,8 @@ package alert
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -85,10 +87,10 @@ func (d *Duration) UnmarshalText(b []byte) error {
 
 // parseDuration reads a duration: what Go reads, and days.
 func parseDuration(s string) (time.Duration, error) {
-	var days int
-	if n, err := fmt.Sscanf(s, "%dd", &days); n == 1 && err == nil && s == fmt.Sprintf("%dd", days) {
-		if days < 0 || days > 3660 {
-			return 0, fmt.Errorf("duration %.32q is out of bounds", s)
+	if n, ok := strings.CutSuffix(s, "d"); ok {
+		days, err := strconv.Atoi(n)
+		if err != nil || days < 0 || days > 3660 {
+			return 0, fmt.Errorf("duration %.32q: write it as 90s, 5m, 1h30m or 7d", s)
 		}
 		return time.Duration(days) * 24 * time.Hour, nil
 	}

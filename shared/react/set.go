@@ -18,7 +18,15 @@ type rules struct {
 	mu       sync.Mutex
 	set      *alert.Set
 	mark     string
-	compiled map[string]*alert.Compiled // by what they are made of
+	compiled map[string]compiled // by the items' sort keys
+}
+
+// compiled is a rule of the site that is ready, or what is changed of a shipped
+// one.
+type compiled struct {
+	version  int64 // of its item
+	rule     *alert.Compiled
+	override stored
 }
 
 var shippedDigest = sync.OnceValue(func() string {
@@ -37,26 +45,47 @@ func (r *rules) load(ctx context.Context, st *record.Store, version int64) (*ale
 	if r.set != nil && r.mark == mark {
 		return r.set, mark, nil
 	}
-	views, err := loadRules(ctx, st)
-	if err != nil {
+	var items []ledger.Item
+	if err := each(ctx, st.Ledger, record.RulesPK, "rule#", func(it ledger.Item) error { items = append(items, it); return nil }); err != nil {
 		return nil, "", err
 	}
 	silences, err := loadSilences(ctx, st)
 	if err != nil {
 		return nil, "", err
 	}
-	kept := make(map[string]*alert.Compiled, len(views))
 	var list []*alert.Compiled
-	for _, v := range views {
-		key := fmt.Sprintf("%s %d %s", v.ID, v.Version, record.Encode(v.Rule))
-		c := r.compiled[key]
-		if c == nil {
-			if c, err = alert.Compile(v.Rule, v.ID, v.Version); err != nil {
-				continue // of another version of the plane; its view says so
+	own, overrides, kept := map[string]bool{}, map[string]stored{}, make(map[string]compiled, len(items))
+	for _, it := range items {
+		c, ok := r.compiled[it.SK]
+		if !ok || c.version != it.Version {
+			s, err := record.Decode[stored](it)
+			if err != nil {
+				return nil, "", err
+			}
+			c = compiled{version: it.Version, override: s}
+			if s.Override == nil {
+				// One that does not compile is of another version of the plane; its
+				// view says so.
+				c.rule, _ = alert.Compile(s.Rule, s.ID, s.Version)
 			}
 		}
-		kept[key] = c
-		list = append(list, c)
+		kept[it.SK] = c
+		switch {
+		case c.override.Override != nil:
+			overrides[c.override.ID] = c.override
+		case c.rule != nil:
+			own[c.rule.Rule.Name] = true
+			list = append(list, c.rule)
+		}
+	}
+	for _, sh := range alert.ShippedRules() {
+		if own[sh.Rule.Name] {
+			continue
+		}
+		v := shippedView(sh, overrides[sh.ID])
+		if c, err := alert.Compile(v.Rule, v.ID, v.Version); err == nil {
+			list = append(list, c)
+		}
 	}
 	var matchers []*alert.Matcher
 	for _, s := range silences {
