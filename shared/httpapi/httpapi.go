@@ -23,6 +23,7 @@ import (
 	"github.com/opsplane/opsplane/shared/control"
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/registry"
 )
@@ -49,6 +50,8 @@ type Config struct {
 	Limiter *auth.Limiter
 	// Events reads the streams; nil: one over the store's ledger and clusters.
 	Events *event.Reader
+	// Alerts keeps rules, alerts and silences; nil: one over the store.
+	Alerts *react.Service
 	// Agent carries out the agents' calls; nil leaves their routes out.
 	Agent AgentAPI
 	// Queue is what agents poll through the plane; with nil those routes say that
@@ -116,6 +119,9 @@ func New(cfg Config) (*API, error) {
 	if cfg.Events == nil {
 		cfg.Events = &event.Reader{Ledger: cfg.Store.Ledger, Now: cfg.Store.Now, Streams: streamsOf(cfg.Store)}
 	}
+	if cfg.Alerts == nil {
+		cfg.Alerts = &react.Service{Store: cfg.Store}
+	}
 	a := newAPI(cfg)
 	var err error
 	if a.metrics, err = newMetrics(cfg.Metrics); err != nil {
@@ -158,6 +164,9 @@ func (a *API) userRoutes() {
 	a.deadLetterRoutes()
 	a.eventRoutes()
 	a.eventTypeRoutes()
+	a.alertRoutes()
+	a.silenceRoutes()
+	a.ruleRoutes()
 	a.docsRoutes()
 }
 
