@@ -80,6 +80,10 @@ type judged struct {
 	saved   int64 // the position's Next as it is kept
 	used    int64
 	size    atomic.Int64 // groups
+	// ahead are events that were read and not judged yet, for a commit was full;
+	// head is the stream's as it was when they were read.
+	ahead []event.Event
+	head  event.Head
 }
 
 // position is the data of a stream's position item.
@@ -145,11 +149,7 @@ func (r *Reactor) pass(ctx context.Context, stream string, j *judged) (more bool
 		done := s.SetRules(set, mark, r.now(), full(s))
 		return true, r.commit(ctx, stream, j, commitment{keep: done})
 	}
-	batch := r.Batch
-	if batch == 0 {
-		batch = defaultBatch
-	}
-	events, head, err := event.ReadStream(ctx, r.Store.Ledger, stream, s.Position.Next, batch)
+	events, head, err := r.read(ctx, stream, j)
 	var expired *event.ExpiredError
 	if errors.As(err, &expired) {
 		r.Metrics.lose(head.Low - s.Position.Next)
@@ -175,6 +175,26 @@ func (r *Reactor) pass(ctx context.Context, stream string, j *judged) (more bool
 		more = true
 	}
 	return more || !whole, r.commit(ctx, stream, j, c)
+}
+
+// read returns the next events of a stream, and its head when they were read.
+func (r *Reactor) read(ctx context.Context, stream string, j *judged) ([]event.Event, event.Head, error) {
+	next := j.stream.Position.Next
+	for len(j.ahead) > 0 && j.ahead[0].Sequence < next {
+		j.ahead = j.ahead[1:]
+	}
+	if len(j.ahead) > 0 && j.ahead[0].Sequence == next {
+		return j.ahead, j.head, nil
+	}
+	batch := r.Batch
+	if batch == 0 {
+		batch = defaultBatch
+	}
+	events, head, err := event.ReadStream(ctx, r.Store.Ledger, stream, next, batch)
+	if err == nil {
+		j.ahead, j.head = events, head
+	}
+	return events, head, err
 }
 
 // judge judges events until the commit is full. It returns whether it judged all.
@@ -258,7 +278,7 @@ func (r *Reactor) load(ctx context.Context, stream string, j *judged) (*alert.Se
 	} else {
 		at.Next = max(head.Low, 1)
 	}
-	j.stream = alert.NewStream(stream, set, at.Position, groups)
+	j.stream, j.ahead = alert.NewStream(stream, set, at.Position, groups), nil
 	j.stream.MaxGroups = r.MaxGroups
 	j.version, j.since, j.due, j.saved = it.Version, at.Since, it.Due, at.Next
 	return set, mark, nil
