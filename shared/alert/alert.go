@@ -41,6 +41,7 @@ const (
 	ReasonChanged   = "rule_changed"
 	ReasonDisabled  = "rule_disabled"
 	ReasonDeleted   = "rule_deleted"
+	ReasonCluster   = "cluster_deleted"
 )
 
 // Evidence is an event by which an alert came about.
@@ -110,6 +111,18 @@ type Step struct {
 
 // keptHistory bounds an alert's history: the first line and the last ones.
 const keptHistory = 30
+
+// bytes is about what the alert takes when it is kept.
+func (a *Alert) bytes() int {
+	n := 2000 + len(a.Summary) + len(a.Runbook) + len(a.Evidence)*220 + len(a.History)*100
+	for k, v := range a.Labels {
+		n += len(k) + len(v) + 8
+	}
+	for k, v := range a.Group {
+		n += len(k) + len(v) + 8
+	}
+	return n
+}
 
 // Muted tells whether someone said that the alert should not be told.
 func (a *Alert) Muted() bool { return a.SilencedBy != "" || a.InhibitedBy != "" }

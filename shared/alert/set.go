@@ -15,6 +15,7 @@ type Set struct {
 	rules    []*Compiled // by rank, then id
 	byID     map[string]*Compiled
 	silences []*Matcher
+	gone     string          // why a rule that is not in it is not
 	inhibits map[string]bool // rules that others name as inhibitors
 
 	exact    map[string][]listed
@@ -37,7 +38,7 @@ const seenTypes = 4096
 // NewSet makes the set. Rules that inhibit others come before them; where they
 // inhibit each other in a circle, which Cycle finds, the order is that of ids.
 func NewSet(rules []*Compiled, silences []*Matcher) *Set {
-	s := &Set{byID: map[string]*Compiled{}, silences: silences, inhibits: map[string]bool{}, exact: map[string][]listed{}, seen: map[string][]listed{}}
+	s := &Set{byID: map[string]*Compiled{}, silences: silences, gone: ReasonDeleted, inhibits: map[string]bool{}, exact: map[string][]listed{}, seen: map[string][]listed{}}
 	ranks := ranksOf(rules)
 	for _, c := range rules {
 		x := *c
@@ -56,6 +57,14 @@ func NewSet(rules []*Compiled, silences []*Matcher) *Set {
 			s.index(c)
 		}
 	}
+	return s
+}
+
+// NoRules is the set of a stream that is judged no more; its alerts end for the
+// reason.
+func NoRules(reason string) *Set {
+	s := NewSet(nil, nil)
+	s.gone = reason
 	return s
 }
 

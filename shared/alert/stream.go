@@ -91,11 +91,8 @@ func (s *Stream) Due() time.Time {
 // Load is how much has changed since the last Take: groups, transitions, and
 // about how many bytes they take.
 func (s *Stream) Load() (groups, transitions, bytes int) {
-	return len(s.dirty) + len(s.removed), len(s.out), s.weight + len(s.out)*transitionBytes
+	return len(s.dirty) + len(s.removed), len(s.out), s.weight
 }
-
-// transitionBytes is about what a transition takes: the alert and its event.
-const transitionBytes = 20 << 10
 
 // Changes is what a Take returns: the groups to keep and to forget, and what is
 // to be told, in order.

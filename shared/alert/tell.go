@@ -36,6 +36,7 @@ func (s *Stream) tell(c *Compiled, g *Group, effects []effect) {
 			g.Alert, g.MuteUntil = nil, 0
 		}
 		s.out = append(s.out, t)
+		s.weight += 2 * t.Alert.bytes() // the alert, and its event
 		if x.state == Resolved && (c.Rule.Name == "" || s.set.inhibits[c.Rule.Name]) {
 			s.Position.Releases = append(s.Position.Releases, Release{a.ID, x.clock})
 		}
@@ -238,7 +239,7 @@ func (s *Stream) renew(g *Group, clock int64) {
 	reason := ReasonChanged
 	switch {
 	case c == nil:
-		reason = ReasonDeleted
+		reason = s.set.gone
 	case !c.Covers(s.Name):
 		reason = ReasonDisabled
 	case c.Rule.OnChange == OnChangeKeep && g.Alert != nil && len(g.Values) == len(c.keys):

@@ -252,13 +252,16 @@ func full(s *alert.Stream) func() bool {
 // load brings the stream at hand up to what is kept, and returns the rules.
 func (r *Reactor) load(ctx context.Context, stream string, j *judged) (*alert.Set, string, error) {
 	key := record.JudgedKey(stream)
-	items, err := r.Store.Ledger.GetMany(ctx, []ledger.Key{key, record.RulesKey})
+	items, err := r.Store.Ledger.GetMany(ctx, []ledger.Key{key, record.RulesKey, record.FormerKey(stream)})
 	if err != nil {
 		return nil, "", fmt.Errorf("read position: %w", err)
 	}
 	set, mark, err := r.rules.load(ctx, r.Store, items[record.RulesKey].Version)
 	if err != nil {
 		return nil, "", err
+	}
+	if items[record.FormerKey(stream)].Version > 0 { // nothing of a deleted cluster is judged
+		set, mark = deleted, markDeleted
 	}
 	it := items[key]
 	if j.stream != nil && j.version == it.Version {
@@ -284,6 +287,11 @@ func (r *Reactor) load(ctx context.Context, stream string, j *judged) (*alert.Se
 	return set, mark, nil
 }
 
+// deleted is the set of rules for the stream of a deleted cluster.
+var deleted = alert.NoRules(alert.ReasonCluster)
+
+const markDeleted = "deleted"
+
 // groups reads all groups of a stream.
 func (r *Reactor) groups(ctx context.Context, stream string) ([]*alert.Group, error) {
 	from, to := record.GroupSpan()
@@ -296,8 +304,9 @@ func (r *Reactor) groups(ctx context.Context, stream string) ([]*alert.Group, er
 		}
 		for _, it := range p.Items {
 			g, err := record.Decode[alert.Group](it)
-			if err != nil {
-				return nil, err
+			if err != nil { // one that cannot be read leaves the others alone
+				r.Logger.ErrorContext(ctx, "a group of a rule cannot be read and begins anew", "stream", stream, "err", err)
+				continue
 			}
 			out = append(out, &g)
 		}

@@ -12,7 +12,9 @@ import (
 
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // code is a refusal's code.
@@ -296,5 +298,62 @@ func TestBacktest(t *testing.T) {
 	got, err = b.service.Backtest(t.Context(), Backtest{Rule: r, Streams: []string{stream}, Since: t0, Until: t0.Add(49 * time.Minute)})
 	if err != nil || got.Judged != 9 {
 		t.Errorf("behind retention: %+v, %v", got, err)
+	}
+}
+
+// The alerts of a cluster end with it, and nothing of it is judged any more.
+func TestDeletedCluster(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	b.rule("name: one\non: [x.bad]\ngroup_by: {g: event.subject.name}\n")
+	b.tell("x.bad", "a")
+	b.follow()
+	b.advance(time.Minute)
+	w := record.FormerWrite(stream, b.clock())
+	if err := b.db.Commit(t.Context(), w); err != nil {
+		t.Fatal(err)
+	}
+	if streams, all := Wakes([]ledger.Change{{Key: w.Item.Key, Version: 1}}); all || !cmp.Equal(streams, []string{stream}) || !w.Feed {
+		t.Errorf("the feed's record wakes %v", streams)
+	}
+	if failed, err := b.reactor.All(t.Context()); err != nil || len(failed) > 0 {
+		t.Fatal(failed, err)
+	}
+	b.tell("x.bad", "b")
+	b.follow()
+	want := []string{"0s firing onemap[g:a] condition_holds", "1m0s resolved onemap[g:a] cluster_deleted"}
+	if d := cmp.Diff(want, b.told()); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+	if items, err := b.db.Due(t.Context(), b.clock().Add(1000*time.Hour), 10); err != nil || len(items) != 0 {
+		t.Errorf("due: %v, %v", items, err)
+	}
+}
+
+// Rules and groups that are as large as they may be still fit in a commit.
+func TestLargestAlerts(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	labels := map[string]string{}
+	for i := range 29 {
+		labels[fmt.Sprint("l", i)] = strings.Repeat("x", 1024)
+	}
+	for i := range 3 {
+		r := alert.Rule{Name: fmt.Sprint("big", i), On: []string{"x.bad"}, Labels: labels, Count: 1, Window: alert.Duration(time.Hour),
+			Distinct: "event.subject.id", GroupBy: map[string]string{"g": "event.subject.name"}}
+		if _, err := b.service.CreateRule(t.Context(), call, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var evs []event.Event
+	for i := range 100 {
+		evs = append(evs, b.fact("x.bad", fmt.Sprint(strings.Repeat("y", 500), i), nil))
+	}
+	b.put(evs...)
+	b.follow()
+	if told := b.told(); len(told) != 300 {
+		t.Errorf("told %d times", len(told))
 	}
 }

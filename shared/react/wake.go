@@ -11,14 +11,18 @@ import (
 	"github.com/opsplane/opsplane/shared/record"
 )
 
-// Wakes tells which streams the feed's records are about, each once, and whether
-// they tell of changed rules, for which all are to be followed.
+// Wakes tells which streams the feed's records are about, those of clusters that
+// were deleted too, each once, and whether they tell of changed rules, for which all are to be followed.
 func Wakes(changes []ledger.Change) (streams []string, all bool) {
 	for _, c := range changes {
 		if c.Key == record.RulesKey {
 			all = true
 		}
-		if s := record.StreamOf(c.Key); s != "" && !slices.Contains(streams, s) {
+		s := record.StreamOf(c.Key)
+		if s == "" && !c.Deleted {
+			s = record.FormerOf(c.Key)
+		}
+		if s != "" && !slices.Contains(streams, s) {
 			streams = append(streams, s)
 		}
 	}
