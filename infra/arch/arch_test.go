@@ -40,6 +40,8 @@ var statusOnly = []string{"shared/control", "shared/react", "shared/registry"}
 func layer(path string) int {
 	parts := strings.Split(path, "/")
 	switch {
+	case path == "infra/docs/runbooks": // text alone, which the API serves
+		return 0
 	case parts[0] != "shared":
 		return 2
 	case len(parts) == 2 && (parts[1] == "cloud" || parts[1] == "worker"): // what the functions' mains share

@@ -168,6 +168,7 @@ func (a *API) userRoutes() {
 	a.silenceRoutes()
 	a.ruleRoutes()
 	a.docsRoutes()
+	a.runbookRoutes()
 }
 
 // Close ends event streams, and writes the audit records that still wait; the
