@@ -65,6 +65,7 @@ type Engine struct {
 	tls    *tls.Config  // nil: plain HTTP
 	swept  atomic.Int64 // Unix milliseconds of the sweep's last good pass
 	behind behind       // streams that could not be judged
+	pulse  pulse        // of the reactor
 }
 
 // New opens the data folder, making it on first use.
@@ -107,6 +108,7 @@ func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	e.Sweep.React = e.reactDue
 	e.Plans = &planrun.Runner{Store: e.Store, Admission: e.Admission}
 	e.swept.Store(time.Now().UnixMilli())
+	e.reactorLives()
 	if err := e.ensureQueues(ctx); err != nil {
 		return nil, err
 	}
@@ -225,9 +227,9 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	start := func(f func(context.Context)) { wg.Go(func() { f(work) }) }
-	start(func(ctx context.Context) { e.follow(ctx, "dispatch", 0, e.dispatch) })
-	start(func(ctx context.Context) { e.follow(ctx, "publish", publishLinger, e.publish) })
-	start(func(ctx context.Context) { e.follow(ctx, "react", 0, e.react) })
+	start(func(ctx context.Context) { e.follow(ctx, "dispatch", 0, nil, e.dispatch) })
+	start(func(ctx context.Context) { e.follow(ctx, "publish", publishLinger, nil, e.publish) })
+	start(func(ctx context.Context) { e.follow(ctx, "react", 0, e.reactorLives, e.react) })
 	start(e.reactLoop)
 	start(e.sweepLoop)
 	start(e.watchdog)

@@ -14,18 +14,49 @@ const reactAgain = 2 * time.Second
 // behind are the streams that could not be judged.
 type behind struct {
 	mu      sync.Mutex
-	streams map[string]bool
+	streams map[string]bool // to be tried again
+	since   map[string]time.Time
 }
 
 func (b *behind) add(streams ...string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.streams == nil {
-		b.streams = map[string]bool{}
+		b.streams, b.since = map[string]bool{}, map[string]time.Time{}
 	}
 	for _, s := range streams {
 		b.streams[s] = true
+		if b.since[s].IsZero() {
+			b.since[s] = time.Now()
+		}
 	}
+}
+
+// caughtUp forgets those of the tried streams that are not to be tried again.
+func (b *behind) caughtUp(tried []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range tried {
+		if !b.streams[s] {
+			delete(b.since, s)
+		}
+	}
+}
+
+// longer tells how many streams have been behind for longer than d, and since when
+// the oldest has.
+func (b *behind) longer(now time.Time, d time.Duration) (n int, oldest time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, t := range b.since {
+		if now.Sub(t) > d {
+			n++
+			if oldest.IsZero() || t.Before(oldest) {
+				oldest = t
+			}
+		}
+	}
+	return n, oldest
 }
 
 func (b *behind) take() []string {
@@ -88,6 +119,7 @@ func (e *Engine) reactLoop(ctx context.Context) {
 	for sleep(ctx, reactAgain) {
 		if streams := e.behind.take(); len(streams) > 0 {
 			judge(e.Reactor.Each(ctx, streams))
+			e.behind.caughtUp(streams)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
@@ -14,6 +15,15 @@ import (
 
 // snapshotKept bounds how long the parts of a full inventory are kept.
 const snapshotKept = time.Hour
+
+// Intake counts what has become of agents' events since the process began.
+type Intake struct {
+	Taken   atomic.Int64 // appended to their streams
+	Resent  atomic.Int64 // dropped: taken before
+	Refused atomic.Int64 // not taken for what they are
+	Gaps    atomic.Int64 // stretches of numbers that are missing
+	Missing atomic.Int64 // the numbers in them
+}
 
 // eventsThrough is how far an agent's own numbers have been taken.
 type eventsThrough struct {
@@ -90,12 +100,15 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	now := s.Store.Now().UTC()
 	var evs []event.Event
 	var refused []protocol.RefusedEvent
+	var resent, gaps, missing int64
 	used := false // a number that the mark has yet to count
 	for i, r := range in {
 		if 0 < r.N && r.N <= at.Through {
+			resent++
 			continue
 		}
 		if r.N > at.Through+1 {
+			gaps, missing = gaps+1, missing+r.N-1-at.Through
 			evs = append(evs, event.Gap(cluster, agentID, name, boot, at.Through+1, r.N-1, now))
 		}
 		if r.N > 0 {
@@ -114,6 +127,13 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 		_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(cluster), evs, func() ([]ledger.Write, error) { return []ledger.Write{mark}, nil })
 	case used:
 		err = s.Store.Ledger.Commit(ctx, mark)
+	}
+	if err == nil { // what lost a race is counted when it is tried again
+		s.Intake.Taken.Add(int64(len(evs)) - gaps)
+		s.Intake.Resent.Add(resent)
+		s.Intake.Refused.Add(int64(len(refused)))
+		s.Intake.Gaps.Add(gaps)
+		s.Intake.Missing.Add(missing)
 	}
 	return at.Through, refused, err
 }
