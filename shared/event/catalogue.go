@@ -35,6 +35,8 @@ const (
 	TypeCancelRequested = "operation.cancel_requested"
 	TypeWaiting         = "operation.waiting"
 	TypeLateReport      = "operation.late_report"
+	TypeNotifyFailed    = "notify.failed"
+	TypeNotifyDisabled  = "notify.disabled"
 )
 
 // About is what the catalogue says of a type.
@@ -117,6 +119,8 @@ var catalogue = []About{
 	{"alert.resolved", Info, "An alert rule's condition no longer holds.", nil},
 	{"alert.acknowledged", Info, "A person took an alert on.", nil},
 	{"alert.groups_folded", Warning, "A rule has so many groups in a stream that those over the limit are one.", nil},
+	{TypeNotifyFailed, Error, "A receiver could not be told of an alert, and nothing more is tried; detail names the delivery.", nil},
+	{TypeNotifyDisabled, Error, "A receiver answered that it is gone, and is told no more until it is enabled.", nil},
 }
 
 var byType = func() map[string]About {
@@ -148,7 +152,7 @@ func SeverityOf(typ string) string {
 }
 
 // reservedFamilies are the first words of types that no agent may report.
-var reservedFamilies = []string{"operation", "stream", "alert", "rule", "manual", "queue"}
+var reservedFamilies = []string{"operation", "stream", "alert", "rule", "manual", "queue", "notify"}
 
 // reservedTypes are single types that no agent may report.
 var reservedTypes = []string{TypeAgentOnline, TypeAgentSilent, TypeAgentStopping, TypeAgentRestarted, TypeAgentRemoved, TypeClockSkewed, TypeClockOK, TypeClusterCreated, TypeClusterDeleted}

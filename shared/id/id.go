@@ -34,6 +34,8 @@ const (
 	Alert      = "alr"
 	Rule       = "rul"
 	Silence    = "sil"
+	Receiver   = "rcv"
+	Delivery   = "dlv"
 )
 
 // New returns a fresh identifier whose time part is at.

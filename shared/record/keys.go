@@ -39,6 +39,15 @@
 //	alr#ID           alert               an alert                         list, scope, lookup, live
 //	alr#ID           ack                 who took it on
 //	silences         silence#ID          a silence
+//	receivers        receiver#ID         who is told of alerts
+//	rcv#ID           secrets             what signs its messages
+//	name#NAME        receiver            a receiver's name, taken once
+//	meta             receivers           the mark of all receivers
+//	nt#STREAM        position            how far a stream is told
+//	out#ID           lane                who sends to a receiver            due
+//	out#ID           d#ID                a message to it                  list, lookup
+//	out#ID           p#TIME#N#ID         when it is to be sent
+//	out#ID           t#ALERT             it was told that the alert fires
 package record
 
 import (
