@@ -13,7 +13,9 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 )
 
 // value is a parsed value with its place. YAML and JSON are both brought into
@@ -67,7 +69,11 @@ func Decode(data []byte, into any) error {
 }
 
 func readYAML(data []byte) (*value, error) {
-	file, err := parser.ParseBytes(data, 0)
+	tokens := lexer.Tokenize(string(data))
+	if p := tooDeep(tokens); p != nil {
+		return nil, Faults{{Line: p.Line, Column: p.Column, Code: CodeSyntax, Detail: "is nested too deeply"}}
+	}
+	file, err := parser.Parse(tokens, 0)
 	if err != nil {
 		var ye yaml.Error
 		if errors.As(err, &ye) && ye.GetToken() != nil {
@@ -80,6 +86,29 @@ func readYAML(data []byte) (*value, error) {
 		return nil, Faults{{Code: CodeSyntax, Detail: "must be one document"}}
 	}
 	return fromYAML(file.Docs[0].Body, "", 0)
+}
+
+// tooDeep finds a place where flow collections, or lists on one line, are nested
+// deeper than any rule has it: the parser takes time by the square of that.
+func tooDeep(tokens token.Tokens) *token.Position {
+	depth, entries, line := 0, 0, 0
+	for _, t := range tokens {
+		switch t.Type {
+		case token.MappingStartType, token.SequenceStartType:
+			depth++
+		case token.MappingEndType, token.SequenceEndType:
+			depth--
+		case token.SequenceEntryType:
+			if t.Position.Line != line {
+				entries, line = 0, t.Position.Line
+			}
+			entries++
+		}
+		if depth > 2*maxDepth || entries > 2*maxDepth {
+			return t.Position
+		}
+	}
+	return nil
 }
 
 func fromYAML(n ast.Node, pointer string, depth int) (*value, error) {

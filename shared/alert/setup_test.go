@@ -101,3 +101,12 @@ func line(x *Transition) string {
 	}
 	return fmt.Sprintf("%s %s %s{%s} %s", x.At.Sub(t0), x.Kind[len("alert."):], x.Alert.Rule, group, x.Alert.Reason)
 }
+
+func encode(t testing.TB, v any) []byte {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
