@@ -62,16 +62,17 @@ clean: ## remove what was built
 # template's Architecture=x86_64).
 ARCH ?= arm64
 
-.PHONY: build-ApiFunction build-AgentApiFunction build-AuthorizerFunction build-RelayFunction build-SweepFunction build-PlaneFunction
+.PHONY: build-ApiFunction build-AgentApiFunction build-AuthorizerFunction build-RelayFunction build-SweepFunction build-PlaneFunction build-ReactFunction
 build-ApiFunction:        ; $(call function,api)
 build-AgentApiFunction:   ; $(call function,agentapi)
 build-AuthorizerFunction: ; $(call function,authorizer)
 build-RelayFunction:      ; $(call function,relay)
 build-SweepFunction:      ; $(call function,sweep)
 build-PlaneFunction:      ; $(call function,plane)
+build-ReactFunction:      ; $(call function,react)
 
-# One static binary; without the symbol tables and Lambda's old RPC mode it
-# starts from a smaller package.
+# One static binary; without the symbol tables, Lambda's old RPC mode and HTTP/2,
+# which none of the services asked speaks, it starts from a smaller package.
 define function
-CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '-s -w' -tags lambda.norpc -o "$(ARTIFACTS_DIR)/bootstrap" ./functions/$(1)
+CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '-s -w' -tags lambda.norpc,nethttpomithttp2 -o "$(ARTIFACTS_DIR)/bootstrap" ./functions/$(1)
 endef
