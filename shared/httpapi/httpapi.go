@@ -22,6 +22,7 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/control"
 	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/queue"
 	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
@@ -52,6 +53,8 @@ type Config struct {
 	Events *event.Reader
 	// Alerts keeps rules, alerts and silences; nil: one over the store.
 	Alerts *react.Service
+	// Receivers keeps who is told of alerts; nil: one over the store.
+	Receivers *notify.Service
 	// Agent carries out the agents' calls; nil leaves their routes out.
 	Agent AgentAPI
 	// Queue is what agents poll through the plane; with nil those routes say that
@@ -122,6 +125,9 @@ func New(cfg Config) (*API, error) {
 	if cfg.Alerts == nil {
 		cfg.Alerts = &react.Service{Store: cfg.Store}
 	}
+	if cfg.Receivers == nil {
+		cfg.Receivers = &notify.Service{Store: cfg.Store, Logger: cfg.Logger}
+	}
 	a := newAPI(cfg)
 	var err error
 	if a.metrics, err = newMetrics(cfg.Metrics); err != nil {
@@ -166,6 +172,7 @@ func (a *API) userRoutes() {
 	a.eventTypeRoutes()
 	a.alertRoutes()
 	a.silenceRoutes()
+	a.receiverRoutes()
 	a.ruleRoutes()
 	a.docsRoutes()
 	a.runbookRoutes()

@@ -66,8 +66,9 @@ func nameWrite(r *Receiver) ledger.Write {
 // Create keeps a new receiver, which is told from then on. Of a webhook it returns
 // the secret, the given one or one that it makes; nothing shows it again. Errors:
 // alert.Faults, name_taken.
-func (s *Service) Create(ctx context.Context, call admission.Call, sp Spec, secret string) (Receiver, string, error) {
-	now := s.now()
+func (s *Service) Create(ctx context.Context, call admission.Call, sp Spec) (Receiver, string, error) {
+	now, secret := s.now(), sp.Secret
+	sp.Secret = ""
 	r := Receiver{ID: id.New(id.Receiver, now), Spec: sp, CreatedAt: now, CreatedBy: call.Caller.Actor, UpdatedAt: now, UpdatedBy: call.Caller.Actor}
 	if err := s.check(&sp); err != nil {
 		return r, "", err
@@ -119,6 +120,9 @@ func stale(r *Receiver, revision int64) error {
 // not_found, name_taken, precondition_failed.
 func (s *Service) Update(ctx context.Context, call admission.Call, ref string, revision int64, sp Spec) (Receiver, error) {
 	var out Receiver
+	if sp.Secret != "" {
+		return out, alert.Faults{{Pointer: "/secret", Code: alert.CodeConflict, Detail: "is changed by rotate alone"}}
+	}
 	if err := s.check(&sp); err != nil {
 		return out, err
 	}

@@ -47,6 +47,8 @@ type Spec struct {
 	// Labels are added to each alert that an Alertmanager gets.
 	Labels  map[string]string `json:"labels,omitempty" doc:"Added to each alert for an Alertmanager"`
 	Enabled *bool             `json:"enabled,omitempty" doc:"True when absent; what happens while it is false is not told later"`
+	// Secret is given with a new webhook; it is not kept here.
+	Secret string `json:"secret,omitempty" doc:"Of a new webhook: whsec_ and base64 of 24 to 64 bytes; one is made when absent. Rotate changes it"`
 }
 
 // Fingerprint tells which secret signs, not what it is.

@@ -40,6 +40,9 @@ type Sweep struct {
 	// React judges a stream by the alert rules, since a timer of it is due; nil: no
 	// reactor.
 	React func(ctx context.Context, stream string) error
+	// Notify sends what is due to the receiver whose lane the key is, or hands that
+	// on; nil: no notifier.
+	Notify func(ctx context.Context, key ledger.Key) error
 
 	failing atomic.Int64
 }
@@ -108,6 +111,9 @@ func (s *Sweep) item(ctx context.Context, it ledger.Item) error {
 	}
 	if stream := record.JudgedOf(it.Key); stream != "" && s.React != nil {
 		return s.React(ctx, stream)
+	}
+	if record.LaneOf(it.Key) != "" && s.Notify != nil {
+		return s.Notify(ctx, it.Key)
 	}
 	return nil
 }
