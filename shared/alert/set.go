@@ -129,9 +129,13 @@ func (s *Set) NeedsSpec(typ string) bool {
 
 // silenced returns the silence that covers the alert at the time and lasts
 // longest, or nil.
-func (s *Set) silenced(a *Alert, at time.Time) *Matcher {
+func (s *Set) silenced(a *Alert, at time.Time) *Matcher { return Silenced(s.silences, a, at) }
+
+// Silenced returns the silence that covers the alert at the time and lasts
+// longest, or nil.
+func Silenced(silences []*Matcher, a *Alert, at time.Time) *Matcher {
 	var best *Matcher
-	for _, m := range s.silences {
+	for _, m := range silences {
 		if m.Silence.Active(at) && m.Matches(a) && (best == nil || m.Silence.EndsAt.After(best.Silence.EndsAt)) {
 			best = m
 		}

@@ -118,6 +118,9 @@ func (s *Service) Alert(ctx context.Context, alertID string) (alert.Alert, error
 // fill adds what is kept elsewhere: acknowledgements, and what changes of an open
 // alert without a transition.
 func (s *Service) fill(ctx context.Context, found []Listed) error {
+	if err := s.silence(ctx, found); err != nil {
+		return err
+	}
 	for len(found) > 0 {
 		part := found[:min(len(found), ledger.MaxWrites/2)]
 		found = found[len(part):]
@@ -153,6 +156,38 @@ func (s *Service) fill(ctx context.Context, found []Listed) error {
 			if g.OpenAlert() == a.ID {
 				g.Refresh(a)
 			}
+		}
+	}
+	return nil
+}
+
+// silence notes on alerts that are not resolved which silence is in force for them
+// now: one may have begun since they were told.
+func (s *Service) silence(ctx context.Context, found []Listed) error {
+	if !slices.ContainsFunc(found, func(l Listed) bool { return l.Alert.State != alert.Resolved }) {
+		return nil
+	}
+	all, err := loadSilences(ctx, s.Store)
+	if err != nil {
+		return err
+	}
+	var ms []*alert.Matcher
+	for _, x := range all {
+		if m, err := alert.CompileSilence(x); err == nil {
+			ms = append(ms, m)
+		}
+	}
+	now := s.now()
+	for i := range found {
+		a := &found[i].Alert
+		if a.State == alert.Resolved {
+			continue
+		}
+		if a.SilencedBy = ""; len(ms) == 0 {
+			continue
+		}
+		if m := alert.Silenced(ms, a, now); m != nil {
+			a.SilencedBy = m.Silence.ID
 		}
 	}
 	return nil

@@ -256,7 +256,20 @@ func TestSilences(t *testing.T) {
 	if err != nil || len(got) != 1 || got[0].Alert.Muted() {
 		t.Errorf("%+v, %v", got, err)
 	}
-	for past, n := range map[bool]int{false: 0, true: 1} {
+	later, err := b.service.CreateSilence(ctx, call, alert.Silence{Matchers: s.Matchers, StartsAt: b.clock().Add(time.Minute), EndsAt: b.clock().Add(time.Hour), Reason: "again"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"", later.ID} { // it is seen on what fires once it begins
+		if got, _, err = b.service.Alerts(ctx, Filter{}, "", 10); err != nil || len(got) != 1 || got[0].Alert.SilencedBy != want {
+			t.Errorf("%+v, %v; want silence %q", got, err, want)
+		}
+		b.advance(time.Minute)
+	}
+	if _, err := b.service.EndSilence(ctx, call, later.ID); err != nil {
+		t.Fatal(err)
+	}
+	for past, n := range map[bool]int{false: 0, true: 2} {
 		if list, err := b.service.Silences(ctx, past); err != nil || len(list) != n {
 			t.Errorf("listed %v, %v", list, err)
 		}
