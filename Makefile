@@ -6,7 +6,7 @@ BIN  := bin
 GO   ?= go
 export CGO_ENABLED ?= 1
 
-.PHONY: help build up test test-crash-long bench aws-local test-aws test-localstack lint openapi diagrams clean
+.PHONY: help build up demo-alerts test test-crash-long bench aws-local test-aws test-localstack lint openapi diagrams clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ build: ## build bin/opsplane (the engine and its tools) and bin/opsplane-agent
 up: ## start the engine with a simulated GPU fleet (ADDR=127.0.0.1:8080 DATA=data)
 	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/opsplane ./infra/local/opsplane
 	@exec $(BIN)/opsplane up --demo --addr "$(ADDR)" --data "$(DATA)"
+
+demo-alerts: build ## a night in a minute: what the shipped rules tell, compared with infra/docs/night.txt
+	@$(GO) run ./infra/local/night
 
 test: build lint ## everything that proves the product on one machine, race detector on
 	$(GO) test -race -count=1 -timeout 15m ./...
