@@ -24,8 +24,9 @@ func (e *Engine) newAPI() (*httpapi.API, error) {
 	reg.MustRegister(&workload{store: e.Store, depth: e.queue.Depth}, eventMetrics{e})
 	return httpapi.New(httpapi.Config{
 		Store: e.Store, Admission: e.Admission, Control: e.Control, Registry: e.Registry, Auth: authn,
-		Limiter: &auth.Limiter{Rate: e.opts.RequestsPerSecond, Waits: e.opts.Waits},
-		Agent:   e.Agents, Queue: e.queue, Bury: e.queue.Bury,
+		Limiter:   &auth.Limiter{Rate: e.opts.RequestsPerSecond, Waits: e.opts.Waits},
+		Receivers: e.Receivers,
+		Agent:     e.Agents, Queue: e.queue, Bury: e.queue.Bury,
 		Version: Version, MaxWait: time.Minute, Logger: e.opts.Logger, Metrics: reg,
 		Ready: e.ready,
 		HistoryBegins: func(ctx context.Context) time.Time {

@@ -21,6 +21,7 @@ import (
 	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/httpapi"
 	ledgersqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
+	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/planrun"
 	queuesqlite "github.com/opsplane/opsplane/shared/queue/sqlite"
@@ -54,6 +55,7 @@ type Engine struct {
 	Plans     *planrun.Runner
 	Reactor   *react.Reactor
 	Alerts    *react.Service
+	Receivers *notify.Service
 	Tokens    *auth.Store
 	Bus       *inproc.Bus
 
@@ -65,6 +67,8 @@ type Engine struct {
 	tls    *tls.Config  // nil: plain HTTP
 	swept  atomic.Int64 // Unix milliseconds of the sweep's last good pass
 	behind behind       // streams that could not be judged
+	untold behind       // streams that could not be told
+	lanes  lanes        // of receivers, that are due
 	pulse  pulse        // of the reactor
 }
 
@@ -106,6 +110,8 @@ func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	e.Reactor = &react.Reactor{Store: e.Store, Logger: o.Logger}
 	e.Alerts = &react.Service{Store: e.Store}
 	e.Sweep.React = e.reactDue
+	e.Receivers = &notify.Service{Store: e.Store, Logger: o.Logger, Allow: o.WebhookAllow, Base: o.PublicURL}
+	e.Sweep.Notify = e.notifyDue
 	e.Plans = &planrun.Runner{Store: e.Store, Admission: e.Admission}
 	e.swept.Store(time.Now().UnixMilli())
 	e.reactorLives()
@@ -231,6 +237,8 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 	start(func(ctx context.Context) { e.follow(ctx, "publish", publishLinger, nil, e.publish) })
 	start(func(ctx context.Context) { e.follow(ctx, "react", 0, e.reactorLives, e.react) })
 	start(e.reactLoop)
+	start(func(ctx context.Context) { e.follow(ctx, "notify", 0, nil, e.notify) })
+	start(e.notifyLoop)
 	start(e.sweepLoop)
 	start(e.watchdog)
 	start(e.retentionLoop)

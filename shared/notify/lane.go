@@ -111,23 +111,25 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 
 // keep holds a lane for so much longer. ErrConflict: it was written meanwhile.
 func (s *Service) keep(ctx context.Context, h *held, lease time.Duration) error {
-	h.lane.Lease = s.now().Add(lease)
-	return s.putLane(ctx, h, h.lane.Lease)
+	l := h.lane
+	l.Lease = s.now().Add(lease)
+	return s.putLane(ctx, h, l, l.Lease)
 }
 
 // leave gives a lane back until the time; zero: until something is due.
 func (s *Service) leave(ctx context.Context, h *held, due time.Time) error {
-	h.lane.Holder, h.lane.Lease = "", time.Time{}
-	return s.putLane(ctx, h, due)
+	l := h.lane
+	l.Holder, l.Lease = "", time.Time{}
+	return s.putLane(ctx, h, l, due)
 }
 
-func (s *Service) putLane(ctx context.Context, h *held, due time.Time) error {
+func (s *Service) putLane(ctx context.Context, h *held, l lane, due time.Time) error {
 	err := s.Store.Ledger.Commit(ctx, ledger.Write{Expect: h.version, WasDue: h.due,
-		Item: ledger.Item{Key: record.LaneKey(h.receiver), Data: record.Encode(h.lane), Due: due}})
+		Item: ledger.Item{Key: record.LaneKey(h.receiver), Data: record.Encode(l), Due: due}})
 	if err != nil {
 		return fmt.Errorf("keep lane of receiver %s: %w", h.receiver, err)
 	}
-	h.version, h.due = h.version+1, due
+	h.version, h.lane, h.due = h.version+1, l, due
 	return nil
 }
 
