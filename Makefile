@@ -8,7 +8,7 @@ TAG  ?= dev
 GO   ?= go
 export CGO_ENABLED ?= 1
 
-.PHONY: help build up test test-crash-long bench aws-local test-aws test-localstack test-kube demo-kube bench-kube image lint openapi diagrams clean
+.PHONY: help build up demo-alerts test test-crash-long bench aws-local test-aws test-localstack test-kube demo-kube bench-kube image lint openapi diagrams clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ build: ## build bin/opsplane (the engine and its tools) and bin/opsplane-agent
 up: ## start the engine with a simulated GPU fleet (ADDR=127.0.0.1:8080 DATA=data)
 	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/opsplane ./infra/local/opsplane
 	@exec $(BIN)/opsplane up --demo --addr "$(ADDR)" --data "$(DATA)"
+
+demo-alerts: build ## a night in a minute: what the shipped rules tell, compared with infra/docs/night.txt
+	@$(GO) run ./infra/local/night
 
 test: build lint ## everything that proves the product on one machine, race detector on
 	$(GO) test -race -count=1 -timeout 15m ./...
@@ -74,7 +77,7 @@ openapi: ## write infra/docs/openapi.json
 	$(GO) run ./infra/openapi > infra/docs/openapi.json
 
 diagrams: ## write the generated parts of infra/docs
-	OPSPLANE_WRITE=1 $(GO) test -run 'TestDiagram|TestDocs' ./shared/operation
+	OPSPLANE_WRITE=1 $(GO) test -run 'TestDiagram|TestDocs' ./shared/operation ./shared/httpapi
 
 clean: ## remove what was built
 	rm -rf $(BIN)
@@ -83,16 +86,17 @@ clean: ## remove what was built
 # template's Architecture=x86_64).
 ARCH ?= arm64
 
-.PHONY: build-ApiFunction build-AgentApiFunction build-AuthorizerFunction build-RelayFunction build-SweepFunction build-PlaneFunction
+.PHONY: build-ApiFunction build-AgentApiFunction build-AuthorizerFunction build-RelayFunction build-SweepFunction build-PlaneFunction build-ReactFunction
 build-ApiFunction:        ; $(call function,api)
 build-AgentApiFunction:   ; $(call function,agentapi)
 build-AuthorizerFunction: ; $(call function,authorizer)
 build-RelayFunction:      ; $(call function,relay)
 build-SweepFunction:      ; $(call function,sweep)
 build-PlaneFunction:      ; $(call function,plane)
+build-ReactFunction:      ; $(call function,react)
 
-# One static binary; without the symbol tables and Lambda's old RPC mode it
-# starts from a smaller package.
+# One static binary; without the symbol tables, Lambda's old RPC mode and HTTP/2,
+# which none of the services asked speaks, it starts from a smaller package.
 define function
-CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '-s -w' -tags lambda.norpc -o "$(ARTIFACTS_DIR)/bootstrap" ./functions/$(1)
+CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '-s -w' -tags lambda.norpc,nethttpomithttp2 -o "$(ARTIFACTS_DIR)/bootstrap" ./functions/$(1)
 endef

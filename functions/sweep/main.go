@@ -9,6 +9,7 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/opsplane/opsplane/shared/cloud"
+	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/retention"
 	"github.com/opsplane/opsplane/shared/worker"
 )
@@ -27,5 +28,8 @@ func handler(ctx context.Context) (*worker.Sweep, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &worker.Sweep{Sweep: p.Sweep(p.Relay()), GivenUp: p.Queue, Retention: retention.Default, Logger: p.Log, Metrics: p.Metrics}, nil
+	r := &react.Reactor{Store: p.Store, Logger: p.Log}
+	s := p.Sweep(p.Relay())
+	s.React = worker.Timers(r.Follow)
+	return &worker.Sweep{Sweep: s, GivenUp: p.Queue, Judge: r.Follow, Retention: retention.Default, Logger: p.Log, Metrics: p.Metrics}, nil
 }

@@ -21,11 +21,12 @@ func (e *Engine) newAPI() (*httpapi.API, error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	e.register(reg)
-	reg.MustRegister(&workload{store: e.Store, depth: e.queue.Depth})
+	reg.MustRegister(&workload{store: e.Store, depth: e.queue.Depth}, eventMetrics{e})
 	return httpapi.New(httpapi.Config{
 		Store: e.Store, Admission: e.Admission, Control: e.Control, Registry: e.Registry, Auth: authn,
-		Limiter: &auth.Limiter{Rate: e.opts.RequestsPerSecond, Waits: e.opts.Waits},
-		Agent:   e.Agents, Queue: e.queue, Bury: e.queue.Bury,
+		Limiter:   &auth.Limiter{Rate: e.opts.RequestsPerSecond, Waits: e.opts.Waits},
+		Receivers: e.Receivers,
+		Agent:     e.Agents, Queue: e.queue, Bury: e.queue.Bury,
 		Version: Version, MaxWait: time.Minute, Logger: e.opts.Logger, Metrics: reg,
 		Ready: e.ready,
 		HistoryBegins: func(ctx context.Context) time.Time {
@@ -39,13 +40,13 @@ func (e *Engine) newAPI() (*httpapi.API, error) {
 }
 
 // ready tells why the engine cannot serve: its ledger does not answer, or its
-// sweep is silent.
+// sweep or reactor is silent.
 func (e *Engine) ready(ctx context.Context) error {
 	if _, err := e.Store.HistoryBegins(ctx); err != nil {
 		return err
 	}
-	if since := time.Since(time.UnixMilli(e.swept.Load())); since > watchdogAfter {
-		return fmt.Errorf("the sweep has been silent for %s", since.Round(time.Second))
+	if q := e.silent(time.Now()); len(q) > 0 {
+		return fmt.Errorf("the %s has been silent for %s", q[0].part, q[0].since)
 	}
 	return nil
 }

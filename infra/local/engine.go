@@ -21,9 +21,11 @@ import (
 	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/httpapi"
 	ledgersqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
+	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/planrun"
 	queuesqlite "github.com/opsplane/opsplane/shared/queue/sqlite"
+	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/registry"
 	"github.com/opsplane/opsplane/shared/relay"
@@ -51,6 +53,9 @@ type Engine struct {
 	Relay     *relay.Relay
 	Sweep     *sweep.Sweep
 	Plans     *planrun.Runner
+	Reactor   *react.Reactor
+	Alerts    *react.Service
+	Receivers *notify.Service
 	Tokens    *auth.Store
 	Bus       *inproc.Bus
 
@@ -61,6 +66,10 @@ type Engine struct {
 	oidc   *auth.Verifier
 	tls    *tls.Config  // nil: plain HTTP
 	swept  atomic.Int64 // Unix milliseconds of the sweep's last good pass
+	behind behind       // streams that could not be judged
+	untold behind       // streams that could not be told
+	lanes  lanes        // of receivers, that are due
+	pulse  pulse        // of the reactor
 }
 
 // New opens the data folder, making it on first use.
@@ -98,8 +107,14 @@ func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	e.Control = &control.Service{Store: e.Store}
 	e.Registry = &registry.Service{Store: e.Store, Tokens: e.Tokens, Queues: e.queue}
 	e.Sweep = &sweep.Sweep{Store: e.Store, Relay: e.Relay, Queue: e.queue, Logger: o.Logger}
+	e.Reactor = &react.Reactor{Store: e.Store, Logger: o.Logger}
+	e.Alerts = &react.Service{Store: e.Store}
+	e.Sweep.React = e.reactDue
+	e.Receivers = &notify.Service{Store: e.Store, Logger: o.Logger, Allow: o.WebhookAllow, Base: o.PublicURL}
+	e.Sweep.Notify = e.notifyDue
 	e.Plans = &planrun.Runner{Store: e.Store, Admission: e.Admission}
 	e.swept.Store(time.Now().UnixMilli())
+	e.reactorLives()
 	if err := e.ensureQueues(ctx); err != nil {
 		return nil, err
 	}
@@ -218,8 +233,12 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	start := func(f func(context.Context)) { wg.Go(func() { f(work) }) }
-	start(func(ctx context.Context) { e.follow(ctx, "dispatch", 0, e.dispatch) })
-	start(func(ctx context.Context) { e.follow(ctx, "publish", publishLinger, e.publish) })
+	start(func(ctx context.Context) { e.follow(ctx, "dispatch", 0, nil, e.dispatch) })
+	start(func(ctx context.Context) { e.follow(ctx, "publish", publishLinger, nil, e.publish) })
+	start(func(ctx context.Context) { e.follow(ctx, "react", 0, e.reactorLives, e.react) })
+	start(e.reactLoop)
+	start(func(ctx context.Context) { e.follow(ctx, "notify", 0, nil, e.notify) })
+	start(e.notifyLoop)
 	start(e.sweepLoop)
 	start(e.watchdog)
 	start(e.retentionLoop)

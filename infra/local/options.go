@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/auth"
@@ -31,9 +32,13 @@ type Options struct {
 	Retention       retention.Policy
 	// RequestsPerSecond and Waits bound one principal; 0 takes the defaults.
 	RequestsPerSecond float64
-	Waits             int
-	Logger            *slog.Logger
-	Now               func() time.Time
+	// WebhookAllow are the addresses inside that receivers of alerts may have.
+	WebhookAllow []netip.Prefix
+	// PublicURL is where people reach the engine, for links in notifications.
+	PublicURL string
+	Waits     int
+	Logger    *slog.Logger
+	Now       func() time.Time
 }
 
 // tls loads the pair of files, or returns nil when there is none.
@@ -55,7 +60,7 @@ func (o *Options) defaults() {
 	if o.Timing == (operation.Timing{}) {
 		o.Timing = operation.OneMachine
 	}
-	if o.Retention == (retention.Policy{}) {
+	if o.Retention.Zero() {
 		o.Retention = retention.Default
 	}
 	if o.Logger == nil {

@@ -21,16 +21,18 @@ const (
 	// publishLinger lets several transitions of an operation share one append.
 	publishLinger  = 25 * time.Millisecond
 	planVisibility = 60 * time.Second
-	// watchdogAfter is how late the oldest due item may be before the engine
-	// says that its sweep is silent.
+	// watchdogAfter is how long the sweep, or the reactor, may be silent before
+	// the engine says so.
 	watchdogAfter = 30 * time.Second
+	watchdogEvery = 5 * time.Second
 )
 
 // follow reads the change feed for one reader, from where it was, until ctx
 // ends. A batch that fails is tried again, with back-off: the position moves
 // only past what was dealt with.
-// Between batches it waits for linger, so that more is dealt with at once.
-func (e *Engine) follow(ctx context.Context, reader string, linger time.Duration, handle func(context.Context, []ledger.Change) error) {
+// Between batches it waits for linger, so that more is dealt with at once. Each
+// time that it comes round it says so to alive, unless that is nil.
+func (e *Engine) follow(ctx context.Context, reader string, linger time.Duration, alive func(), handle func(context.Context, []ledger.Change) error) {
 	log := e.opts.Logger.With("reader", reader)
 	at, err := e.Store.Position(ctx, reader)
 	for err != nil && sleep(ctx, time.Second) {
@@ -75,6 +77,9 @@ func (e *Engine) follow(ctx context.Context, reader string, linger time.Duration
 		}
 		try = 0
 		at = next
+		if alive != nil {
+			alive()
+		}
 		if time.Since(savedAt) >= savePosition {
 			save(ctx)
 		}
@@ -117,15 +122,6 @@ func (e *Engine) sweepLoop(ctx context.Context) {
 		lastDead = time.Now()
 		if _, err := e.Sweep.DeadLetters(ctx); err != nil && ctx.Err() == nil {
 			e.opts.Logger.Warn("dead letters not taken", "err", err)
-		}
-	}
-}
-
-// watchdog says when the sweep is silent: nothing else would notice.
-func (e *Engine) watchdog(ctx context.Context) {
-	for sleep(ctx, 5*time.Second) {
-		if since := time.Since(time.UnixMilli(e.swept.Load())); since > watchdogAfter {
-			e.opts.Logger.Error("the sweep is silent: deadlines and dead leases are not looked after", "for", since.Round(time.Second))
 		}
 	}
 }

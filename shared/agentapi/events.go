@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
@@ -15,6 +16,15 @@ import (
 // snapshotKept bounds how long the parts of a full inventory are kept.
 const snapshotKept = time.Hour
 
+// Intake counts what has become of agents' events since the process began.
+type Intake struct {
+	Taken   atomic.Int64 // appended to their streams
+	Resent  atomic.Int64 // dropped: taken before
+	Refused atomic.Int64 // not taken for what they are
+	Gaps    atomic.Int64 // stretches of numbers that are missing
+	Missing atomic.Int64 // the numbers in them
+}
+
 // eventsThrough is how far an agent's own numbers have been taken.
 type eventsThrough struct {
 	Boot    string `json:"boot"`
@@ -23,7 +33,8 @@ type eventsThrough struct {
 
 // Events appends what the fleet reported to the cluster's stream. Resends are
 // dropped by their numbers, a hole becomes a stream.gap event, and one bad event
-// leaves the others.
+// leaves the others: the answer says which it was and why. When it happened is the
+// agent's word, when it was received is the plane's.
 func (s *Service) Events(ctx context.Context, cluster string, req protocol.EventsRequest) (protocol.EventsAnswer, error) {
 	if len(req.Events) > protocol.MaxEvents {
 		return protocol.EventsAnswer{}, tooMany("events", len(req.Events), protocol.MaxEvents)
@@ -33,21 +44,23 @@ func (s *Service) Events(ctx context.Context, cluster string, req protocol.Event
 		return protocol.EventsAnswer{}, err
 	}
 	answer := protocol.EventsAnswer{Refused: []protocol.RefusedEvent{}}
-	for first := true; first || len(req.Events) > 0; first = false {
-		n := batchOf(req.Events)
-		part := req.Events[:n]
-		req.Events = req.Events[n:]
+	for at, first := 0, true; first || at < len(req.Events); first = false {
+		part := req.Events[at:][:batchOf(req.Events[at:])]
 		for try := 0; ; try++ {
 			through, refused, err := s.events(ctx, cluster, agent.ID, agent.Name, req.Boot, part)
 			if err == nil {
 				answer.Through = through
-				answer.Refused = append(answer.Refused, refused...)
+				for _, r := range refused {
+					r.Index += at
+					answer.Refused = append(answer.Refused, r)
+				}
 				break
 			}
 			if !errors.Is(err, ledger.ErrConflict) || try > 10 {
 				return answer, fmt.Errorf("append events: %w", err)
 			}
 		}
+		at += len(part)
 	}
 	return answer, nil
 }
@@ -87,17 +100,23 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	now := s.Store.Now().UTC()
 	var evs []event.Event
 	var refused []protocol.RefusedEvent
-	for _, r := range in {
-		if r.N <= at.Through {
+	var resent, gaps, missing int64
+	used := false // a number that the mark has yet to count
+	for i, r := range in {
+		if 0 < r.N && r.N <= at.Through {
+			resent++
 			continue
 		}
 		if r.N > at.Through+1 {
+			gaps, missing = gaps+1, missing+r.N-1-at.Through
 			evs = append(evs, event.Gap(cluster, agentID, name, boot, at.Through+1, r.N-1, now))
 		}
-		at.Through = r.N
+		if r.N > 0 {
+			at.Through, used = r.N, true
+		}
 		e, err := event.FromReport(cluster, agentID, boot, r, now)
-		if err != nil {
-			refused = append(refused, protocol.RefusedEvent{N: r.N, Detail: detail(err.Error())})
+		if err != nil { // always, of one without a number
+			refused = append(refused, refusedEvent(r.N, i, err))
 			continue
 		}
 		evs = append(evs, e)
@@ -106,8 +125,24 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	switch {
 	case len(evs) > 0:
 		_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(cluster), evs, func() ([]ledger.Write, error) { return []ledger.Write{mark}, nil })
-	case len(refused) > 0:
+	case used:
 		err = s.Store.Ledger.Commit(ctx, mark)
 	}
+	if err == nil { // what lost a race is counted when it is tried again
+		s.Intake.Taken.Add(int64(len(evs)) - gaps)
+		s.Intake.Resent.Add(resent)
+		s.Intake.Refused.Add(int64(len(refused)))
+		s.Intake.Gaps.Add(gaps)
+		s.Intake.Missing.Add(missing)
+	}
 	return at.Through, refused, err
+}
+
+// refusedEvent says which event of a call was not taken, and why.
+func refusedEvent(n int64, index int, err error) protocol.RefusedEvent {
+	r := protocol.RefusedEvent{N: n, Index: index, Code: protocol.RefusedInvalid, Detail: detail(err.Error())}
+	if over, ok := errors.AsType[*event.LimitError](err); ok {
+		r.Code, r.Limit = protocol.RefusedTooLarge, over.Limit
+	}
+	return r
 }

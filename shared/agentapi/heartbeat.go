@@ -118,15 +118,17 @@ func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbea
 		a.OfferDue = !hb.Stopping && (arrived || a.OfferDue)
 		a.Boot, a.Version, a.Capabilities, a.LastSeen = hb.Boot, short(hb.Version), hb.Capabilities, now
 		a.Leases, a.Capacity, a.Stopping, a.Silent = max(hb.Leases, 0), max(hb.Capacity, 0), hb.Stopping, false
-		a.SkewMS = hb.SentAt.Sub(now).Milliseconds()
-		if hb.SentAt.IsZero() {
-			a.SkewMS = 0
+		evs, err := told(&a, arrived, skew(&a, hb, now), now)
+		if err != nil {
+			return a, 0, err
 		}
 		write := ledger.Write{Item: s.Store.AgentItem(&a), Expect: it.Version, WasDue: it.Due}
-		if arrived {
-			err = s.online(ctx, &a, now, write)
-		} else {
+		if len(evs) == 0 {
 			err = s.Store.Ledger.Commit(ctx, write)
+		} else {
+			_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(cluster), evs, func() ([]ledger.Write, error) {
+				return []ledger.Write{write}, nil
+			})
 		}
 		if err == nil {
 			return a, it.Version + 1, nil
@@ -137,17 +139,55 @@ func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbea
 	}
 }
 
-// online commits the agent's arrival together with its event.
-func (s *Service) online(ctx context.Context, a *fleet.Agent, now time.Time, write ledger.Write) error {
-	e, err := event.New("agent.online", a.Cluster, event.Subject{Kind: "agent", ID: a.ID, Name: a.Name}, now,
-		operation.Actor{ID: a.ID, Kind: "agent", Name: a.Name}, map[string]any{"version": a.Version, "boot": a.Boot}, a.ID, a.Boot, fmt.Sprint(now.UnixMilli()))
-	if err != nil {
+// An agent's clock counts as wrong from skewedFrom on, and as right again below
+// rightBelow, each in two heartbeats in a row: one may have been long under way.
+const (
+	skewedFrom = 30 * time.Second
+	rightBelow = 10 * time.Second
+)
+
+// skew notes how far the agent's clock is ahead, and returns the type of the event
+// that this is, or "".
+func skew(a *fleet.Agent, hb protocol.Heartbeat, now time.Time) string {
+	was := time.Duration(a.SkewMS) * time.Millisecond
+	a.SkewMS = 0
+	if hb.SentAt.IsZero() {
+		return ""
+	}
+	a.SkewMS = hb.SentAt.Sub(now).Milliseconds()
+	is := time.Duration(a.SkewMS) * time.Millisecond
+	switch {
+	case !a.ClockSkewed && min(was.Abs(), is.Abs()) >= skewedFrom:
+		a.ClockSkewed = true
+		return event.TypeClockSkewed
+	case a.ClockSkewed && max(was.Abs(), is.Abs()) < rightBelow:
+		a.ClockSkewed = false
+		return event.TypeClockOK
+	}
+	return ""
+}
+
+// told are the events of a heartbeat: that the agent arrived, and what its clock
+// does ("": nothing).
+func told(a *fleet.Agent, arrived bool, clock string, now time.Time) ([]event.Event, error) {
+	var out []event.Event
+	add := func(typ string, detail any) error {
+		e, err := event.New(typ, a.Cluster, event.Subject{Kind: event.KindAgent, ID: a.ID, Name: a.Name}, now,
+			operation.Actor{ID: a.ID, Kind: event.KindAgent, Name: a.Name}, detail, a.ID, a.Boot, fmt.Sprint(now.UnixMilli()))
+		out = append(out, e)
 		return err
 	}
-	_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(a.Cluster), []event.Event{e}, func() ([]ledger.Write, error) {
-		return []ledger.Write{write}, nil
-	})
-	return err
+	if arrived {
+		if err := add(event.TypeAgentOnline, map[string]any{"version": a.Version, "boot": a.Boot}); err != nil {
+			return nil, err
+		}
+	}
+	if clock != "" {
+		if err := add(clock, event.ClockDetail{SkewMS: a.SkewMS, Boot: a.Boot}); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // reporter gives or keeps the lease on reporting the inventory: one agent of a

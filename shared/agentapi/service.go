@@ -23,7 +23,7 @@ import (
 	"github.com/opsplane/opsplane/shared/record"
 )
 
-// Service answers agents. It holds no state of its own.
+// Service answers agents. It holds no state of its own but counts.
 type Service struct {
 	Store  *record.Store
 	Queue  queue.Sender
@@ -32,6 +32,8 @@ type Service struct {
 	Reoffer func(ctx context.Context, cluster string) error
 	// QueueURL is where a cluster's agents poll; nil: the plane's long poll.
 	QueueURL func(cluster string) string
+
+	Intake Intake
 }
 
 // parallel bounds how many entries of one call are worked on at once; their

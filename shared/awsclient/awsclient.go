@@ -6,22 +6,22 @@
 package awsclient
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
+
+	"github.com/opsplane/opsplane/shared/awsclient/env"
 )
 
 // EndpointEnv is the SDK's own variable for an endpoint other than AWS.
-const EndpointEnv = "AWS_ENDPOINT_URL"
+const EndpointEnv = env.Endpoint
 
-// Load reads the SDK's configuration from the environment.
+// Load reads the SDK's configuration from all places where the SDK looks. A
+// function needs only its environment: see package env.
 func Load(ctx context.Context, with ...func(*config.LoadOptions) error) (aws.Config, error) {
 	c, err := config.LoadDefaultConfig(ctx, with...)
 	if err != nil {
@@ -38,26 +38,6 @@ func Load(ctx context.Context, with ...func(*config.LoadOptions) error) (aws.Con
 	return c, nil
 }
 
-// Buffered reads each request's body into memory before it is sent. A server on
-// loopback may answer before the body's end was read; the SDK then closes the
-// body under the transport, which fails the call with "use of closed network
-// connection" and sends it twice. AWS itself is never that fast.
-func Buffered(c aws.HTTPClient) aws.HTTPClient { return buffered{c} }
-
-type buffered struct{ next aws.HTTPClient }
-
-func (b buffered) Do(r *http.Request) (*http.Response, error) {
-	if r.Body == nil || r.Body == http.NoBody {
-		return b.next.Do(r)
-	}
-	body, err := io.ReadAll(r.Body)
-	_ = r.Body.Close() // it was read to its end
-	if err != nil {
-		return nil, fmt.Errorf("read request body: %w", err)
-	}
-	r = r.Clone(r.Context())
-	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-	r.Body, _ = r.GetBody()
-	r.ContentLength = int64(len(body))
-	return b.next.Do(r)
-}
+// Buffered reads each request's body into memory before it is sent: see
+// env.Buffered.
+func Buffered(c aws.HTTPClient) aws.HTTPClient { return env.Buffered(c) }

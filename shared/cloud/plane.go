@@ -15,7 +15,7 @@ import (
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/agentapi"
 	"github.com/opsplane/opsplane/shared/auth"
-	"github.com/opsplane/opsplane/shared/awsclient"
+	"github.com/opsplane/opsplane/shared/awsclient/env"
 	"github.com/opsplane/opsplane/shared/bus/eventbridge"
 	"github.com/opsplane/opsplane/shared/control"
 	"github.com/opsplane/opsplane/shared/fleet"
@@ -48,15 +48,15 @@ type Plane struct {
 }
 
 // Open makes the engines of the deployment that the environment names, with the
-// environment's SDK configuration; logs carry the attributes too (NewLogger). It
+// environment's SDK configuration and nothing else's; logs carry the attributes too (NewLogger). It
 // calls no service of AWS: the first invocation does.
-func Open(ctx context.Context, attrs ...func(context.Context) slog.Attr) (*Plane, error) {
+func Open(_ context.Context, attrs ...func(context.Context) slog.Attr) (*Plane, error) {
 	c, err := FromEnv()
 	if err != nil {
 		return nil, err
 	}
 	c.Logger = NewLogger(os.Stdout, c, attrs...)
-	a, err := awsclient.Load(ctx)
+	a, err := env.Load()
 	if err != nil {
 		return nil, err
 	}

@@ -27,12 +27,16 @@ const (
 	TypeAgentStopping   = "agent.stopping"
 	TypeAgentRestarted  = "agent.restarted"
 	TypeAgentRemoved    = "agent.removed"
+	TypeClockSkewed     = "agent.clock_skewed"
+	TypeClockOK         = "agent.clock_ok"
 	TypeClusterCreated  = "cluster.created"
 	TypeClusterDeleted  = "cluster.deleted"
 	TypeDeadLetter      = "queue.dead_letter"
 	TypeCancelRequested = "operation.cancel_requested"
 	TypeWaiting         = "operation.waiting"
 	TypeLateReport      = "operation.late_report"
+	TypeNotifyFailed    = "notify.failed"
+	TypeNotifyDisabled  = "notify.disabled"
 )
 
 // About is what the catalogue says of a type.
@@ -40,65 +44,83 @@ type About struct {
 	Type        string
 	Severity    string // the default
 	Description string
+	// Detail is an empty value of what the detail holds; nil: nothing is said of
+	// it.
+	Detail any
+}
+
+// By tells who tells events of the type: "plane" or "agent".
+func (a About) By() string {
+	if reserved(a.Type) {
+		return "plane"
+	}
+	return "agent"
 }
 
 // catalogue is the one list of types. A type that is not in it is kept too, as
 // Info.
 var catalogue = []About{
-	{OfPhase(operation.Pending), Info, "An operation was accepted, or a failed one was asked for again."},
-	{OfPhase(operation.Dispatched), Info, "A doorbell for the operation is due to its cluster's queue."},
-	{OfPhase(operation.Running), Info, "An agent (or the plane) holds the lease and works."},
-	{OfPhase(operation.Reconciling), Warning, "What an issued step did is unknown; nothing is issued until it has been read."},
-	{OfPhase(operation.Cancelling), Info, "A cancel was accepted and the work is being brought to a consistent end."},
-	{OfPhase(operation.Succeeded), Info, "The wanted end state was observed."},
-	{OfPhase(operation.Failed), Error, "The operation ended without; detail.cause names the first failure."},
-	{OfPhase(operation.Cancelled), Info, "The operation was cancelled."},
-	{OfPhase(operation.TimedOut), Error, "The deadline passed before the end state was observed."},
-	{TypeCancelRequested, Info, "A person or program asked for the operation's end."},
-	{TypeWaiting, Info, "The operation does not go on; detail.reason is the code of what it waits for."},
-	{TypeLateReport, Warning, "An agent reported under a lease that it no longer held; nothing was changed."},
+	{OfPhase(operation.Pending), Info, "An operation was accepted, or a failed one was asked for again.", OperationDetail{}},
+	{OfPhase(operation.Dispatched), Info, "A doorbell for the operation is due to its cluster's queue.", OperationDetail{}},
+	{OfPhase(operation.Running), Info, "An agent (or the plane) holds the lease and works.", OperationDetail{}},
+	{OfPhase(operation.Reconciling), Warning, "What an issued step did is unknown; nothing is issued until it has been read.", OperationDetail{}},
+	{OfPhase(operation.Cancelling), Info, "A cancel was accepted and the work is being brought to a consistent end.", OperationDetail{}},
+	{OfPhase(operation.Succeeded), Info, "The wanted end state was observed.", OperationDetail{}},
+	{OfPhase(operation.Failed), Error, "The operation ended without; detail.cause names the first failure.", OperationDetail{}},
+	{OfPhase(operation.Cancelled), Info, "The operation was cancelled.", OperationDetail{}},
+	{OfPhase(operation.TimedOut), Error, "The deadline passed before the end state was observed.", OperationDetail{}},
+	{TypeCancelRequested, Info, "A person or program asked for the operation's end.", OperationDetail{}},
+	{TypeWaiting, Info, "The operation does not go on; detail.reason is the code of what it waits for.", OperationDetail{}},
+	{TypeLateReport, Warning, "An agent reported under a lease that it no longer held; nothing was changed.", OperationDetail{}},
 
-	{"node.joined", Info, "A node is in the cluster that was not."},
-	{"node.left", Warning, "A node is no longer in the cluster."},
-	{"node.ready", Info, "The node's kubelet reports ready."},
-	{"node.not_ready", Error, "The node's kubelet is not ready, or cannot be reached."},
-	{"node.cordoned", Info, "The node was closed to new pods; detail names the owner."},
-	{"node.uncordoned", Info, "The node takes new pods again."},
+	{"node.joined", Info, "A node is in the cluster that was not.", NodeDetail{}},
+	{"node.left", Warning, "A node is no longer in the cluster.", NodeDetail{}},
+	{"node.ready", Info, "The node's kubelet reports ready.", NodeDetail{}},
+	{"node.not_ready", Error, "The node's kubelet is not ready, or cannot be reached.", NodeDetail{}},
+	{"node.cordoned", Info, "The node was closed to new pods; detail names the owner.", CordonDetail{}},
+	{"node.uncordoned", Info, "The node takes new pods again.", CordonDetail{}},
 
-	{"device.joined", Info, "A device is in the cluster that was not."},
-	{"device.left", Warning, "A device is no longer reported."},
-	{"device.degraded", Error, "The device works badly or not at all."},
-	{"device.xid", Error, "The driver reported an XID of the device; detail has the number, what it means, and whether it is a cause or a victim."},
-	{"device.recovered", Info, "The device is healthy again."},
+	{"device.joined", Info, "A device is in the cluster that was not.", DeviceDetail{}},
+	{"device.left", Warning, "A device is no longer reported.", DeviceDetail{}},
+	{"device.degraded", Error, "The device works badly or not at all.", DeviceDetail{}},
+	{"device.xid", Error, "The driver reported an XID of the device; detail has the number, what it means, and whether it is a cause or a victim.", XIDDetail{}},
+	{"device.recovered", Info, "The device is healthy again.", DeviceDetail{}},
 
-	{"deployment.created", Info, "A deployment is in the cluster that was not."},
-	{"deployment.deleted", Info, "A deployment is no longer in the cluster."},
-	{"deployment.available", Info, "The deployment has the replicas that it needs."},
-	{"deployment.unavailable", Error, "The deployment has fewer replicas than it needs."},
-	{"deployment.rolled", Info, "A rollout of the deployment is complete."},
-	{"deployment.rollout_stuck", Error, "A rollout of the deployment does not come to its end; detail names the first cause."},
-	{"deployment.oom", Error, "A container of the deployment was killed for want of memory."},
-	{"deployment.crash_loop", Error, "A container of the deployment keeps ending."},
+	{"deployment.created", Info, "A deployment is in the cluster that was not.", DeploymentDetail{}},
+	{"deployment.deleted", Info, "A deployment is no longer in the cluster.", DeploymentDetail{}},
+	{"deployment.available", Info, "The deployment has the replicas that it needs.", DeploymentDetail{}},
+	{"deployment.unavailable", Error, "The deployment has fewer replicas than it needs.", DeploymentDetail{}},
+	{"deployment.rolled", Info, "A rollout of the deployment is complete.", DeploymentDetail{}},
+	{"deployment.rollout_stuck", Error, "A rollout of the deployment does not come to its end; detail names the first cause.", DeploymentDetail{}},
+	{"deployment.oom", Error, "A container of the deployment was killed for want of memory.", ContainerDetail{}},
+	{"deployment.crash_loop", Error, "A container of the deployment keeps ending.", ContainerDetail{}},
 
-	{"component.version_changed", Info, "An installed component has another version; detail says from and to."},
-	{"component.unhealthy", Error, "An installed component does not work."},
-	{"component.recovered", Info, "An installed component works again."},
+	{"component.version_changed", Info, "An installed component has another version; detail says from and to.", VersionDetail{}},
+	{"component.unhealthy", Error, "An installed component does not work.", ComponentDetail{}},
+	{"component.recovered", Info, "An installed component works again.", ComponentDetail{}},
 
-	{TypeAgentOnline, Info, "The agent was heard of for the first time, or again."},
-	{TypeAgentSilent, Error, "The agent was not heard of for longer than it may be."},
-	{TypeAgentStopping, Info, "The agent said that it stops."},
-	{TypeAgentRestarted, Info, "The agent's process started anew."},
-	{TypeAgentRemoved, Info, "The agent was not heard of for so long that it is listed no more."},
+	{TypeAgentOnline, Info, "The agent was heard of for the first time, or again.", AgentOnlineDetail{}},
+	{TypeAgentSilent, Error, "The agent was not heard of for longer than it may be.", AgentSilentDetail{}},
+	{TypeAgentStopping, Info, "The agent said that it stops.", nil},
+	{TypeAgentRestarted, Info, "The agent's process started anew.", nil},
+	{TypeClockSkewed, Warning, "The agent's wall clock is far from the plane's: the times of its events are wrong.", ClockDetail{}},
+	{TypeClockOK, Info, "The agent's wall clock is near the plane's again.", ClockDetail{}},
+	{TypeAgentRemoved, Info, "The agent was not heard of for so long that it is listed no more.", AgentSilentDetail{}},
 
-	{TypeClusterCreated, Info, "A cluster was added to the fleet."},
-	{TypeClusterDeleted, Warning, "A cluster was taken out of the fleet."},
-	{TypeManualChange, Warning, "A person recorded a repair made by hand."},
-	{TypeDeadLetter, Error, "A message was put aside after too many tries, or because nobody understands it."},
-	{TypeGap, Warning, "Reported events were lost; detail has the agent and the numbers that are missing."},
+	{TypeClusterCreated, Info, "A cluster was added to the fleet.", ClusterDetail{}},
+	{TypeClusterDeleted, Warning, "A cluster was taken out of the fleet.", ClusterDetail{}},
+	{TypeManualChange, Warning, "A person recorded a repair made by hand.", ManualChangeDetail{}},
+	{TypeDeadLetter, Error, "A message was put aside after too many tries, or because nobody understands it.", DeadLetterDetail{}},
+	{TypeGap, Warning, "Reported events were lost; detail has the agent and the numbers that are missing.", GapDetail{}},
 
-	{"alert.pending", Info, "An alert rule's condition holds, but not for long enough yet."},
-	{"alert.firing", Error, "An alert rule's condition holds."},
-	{"alert.resolved", Info, "An alert rule's condition no longer holds."},
+	{"alert.pending", Info, "An alert rule's condition holds, but not for long enough yet.", nil},
+	{"alert.firing", Error, "An alert rule's condition holds.", nil},
+	{"alert.flapping", Error, "An alert fires and resolves again and again; it is told no more until it is steady.", nil},
+	{"alert.resolved", Info, "An alert rule's condition no longer holds.", nil},
+	{"alert.acknowledged", Info, "A person took an alert on.", nil},
+	{"alert.groups_folded", Warning, "A rule has so many groups in a stream that those over the limit are one.", nil},
+	{TypeNotifyFailed, Error, "A receiver could not be told of an alert, and nothing more is tried; detail names the delivery.", nil},
+	{TypeNotifyDisabled, Error, "A receiver answered that it is gone, and is told no more until it is enabled.", nil},
 }
 
 var byType = func() map[string]About {
@@ -130,10 +152,10 @@ func SeverityOf(typ string) string {
 }
 
 // reservedFamilies are the first words of types that no agent may report.
-var reservedFamilies = []string{"operation", "stream", "alert", "manual", "queue"}
+var reservedFamilies = []string{"operation", "stream", "alert", "rule", "manual", "queue", "notify"}
 
 // reservedTypes are single types that no agent may report.
-var reservedTypes = []string{TypeAgentOnline, TypeAgentSilent, TypeAgentStopping, TypeAgentRestarted, TypeAgentRemoved, TypeClusterCreated, TypeClusterDeleted}
+var reservedTypes = []string{TypeAgentOnline, TypeAgentSilent, TypeAgentStopping, TypeAgentRestarted, TypeAgentRemoved, TypeClockSkewed, TypeClockOK, TypeClusterCreated, TypeClusterDeleted}
 
 // reserved tells whether only the plane tells the type: a report of it would
 // pass for the plane's own word.

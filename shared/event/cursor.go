@@ -121,6 +121,10 @@ type storedCursor struct {
 	Next map[string]int64 `json:"next"`
 	Turn string           `json:"turn,omitempty"`
 	Mark string           `json:"mark"`
+	// Streams and Steps are the events of the page that a Follower read from
+	// there, in its order: each step has its stream's index and its sequence.
+	Streams []string   `json:"streams,omitempty"`
+	Steps   [][2]int64 `json:"steps,omitempty"`
 }
 
 // open reads the query's cursor.
@@ -135,10 +139,11 @@ func (r *Reader) open(ctx context.Context, q *Query) (positions, error) {
 		}
 		return positions{next: map[string]int64{c.Stream: c.Next}}, nil
 	}
-	if !id.Valid(id.Cursor, q.Cursor) {
+	stored, steps, ok := splitStep(q.Cursor)
+	if !ok || !id.Valid(id.Cursor, stored) {
 		return positions{}, badCursor("not a cursor of this list")
 	}
-	it, err := r.Ledger.Get(ctx, record.CursorKey(q.Cursor))
+	it, err := r.Ledger.Get(ctx, record.CursorKey(stored))
 	if errors.Is(err, ledger.ErrNotFound) {
 		return positions{}, badCursor("unknown, or not used for " + strconv.Itoa(int(CursorTTL/(24*time.Hour))) + " days")
 	}
@@ -152,6 +157,9 @@ func (r *Reader) open(ctx context.Context, q *Query) (positions, error) {
 	if c.Mark != q.mark() {
 		return positions{}, badCursor("it belongs to another list or filter")
 	}
+	if !c.advance(steps) {
+		return positions{}, badCursor("not a cursor of this list")
+	}
 	return positions{next: c.Next, turn: c.Turn}, nil
 }
 
@@ -163,7 +171,11 @@ func (r *Reader) close(ctx context.Context, q *Query, p positions) (string, erro
 		s := q.Streams[0]
 		return encodeCursor(streamCursor{Stream: s, Next: p.of(s), Mark: q.mark()}), nil
 	}
-	c := storedCursor{Next: maps.Clone(p.next), Turn: p.turn, Mark: q.mark()}
+	return r.keep(ctx, storedCursor{Next: maps.Clone(p.next), Turn: p.turn, Mark: q.mark()})
+}
+
+// keep stores a cursor, and returns its id.
+func (r *Reader) keep(ctx context.Context, c storedCursor) (string, error) {
 	maps.DeleteFunc(c.Next, func(_ string, n int64) bool { return n <= 1 })
 	data := record.Encode(c) // map keys are sorted
 	cursor := id.Derive(id.Cursor, string(data))

@@ -14,27 +14,6 @@ import (
 // beyond is counted.
 const maxResources = 2000
 
-// entryDetail is the detail of an operation's event.
-type entryDetail struct {
-	Operation  string          `json:"operation"`
-	Type       string          `json:"type"` // of the operation
-	Phase      operation.Phase `json:"phase,omitempty"`
-	From       operation.Phase `json:"from,omitempty"`
-	Reason     string          `json:"reason,omitempty"`
-	Text       string          `json:"detail,omitempty"`
-	Generation int64           `json:"generation,omitempty"`
-	Seq        int64           `json:"journal_seq"`
-	Target     string          `json:"target"`
-	TargetName string          `json:"target_name,omitempty"`
-	TargetUID  string          `json:"target_uid,omitempty"`
-	Node       string          `json:"node,omitempty"`
-	Resources  []string        `json:"resources"`
-	LeftOff    int             `json:"resources_left_off,omitempty"`
-	Parent     string          `json:"parent,omitempty"`
-	Cause      json.RawMessage `json:"cause,omitempty"`
-	ReportGen  int64           `json:"report_generation,omitempty"`
-}
-
 // FromEntry returns the event that a journal entry is, and false when it is
 // none. The same entry gives the same event, whoever makes it and how often.
 func FromEntry(spec *operation.Spec, e operation.Entry) (Event, bool) {
@@ -43,7 +22,7 @@ func FromEntry(spec *operation.Spec, e operation.Entry) (Event, bool) {
 		return Event{}, false
 	}
 	kind, name := targetOf(spec)
-	d := entryDetail{
+	d := OperationDetail{
 		Operation: spec.ID, Type: spec.Request.Type, Phase: e.To, From: e.From, Reason: e.Reason, Text: e.Detail,
 		Generation: e.Generation, Seq: e.Seq, Target: spec.TargetID, TargetName: spec.TargetName, TargetUID: spec.TargetUID,
 		Node: spec.NodeName, Resources: spec.Resources, Parent: spec.Parent,
@@ -55,14 +34,11 @@ func FromEntry(spec *operation.Spec, e operation.Entry) (Event, bool) {
 		d.Resources, d.LeftOff = d.Resources[:maxResources], n-maxResources
 	}
 	var after struct {
-		Cause  json.RawMessage `json:"cause"`
-		Report int64           `json:"report_generation"`
+		Cause  *operation.Cause `json:"cause"`
+		Report int64            `json:"report_generation"`
 	}
 	if json.Unmarshal(e.After, &after) == nil {
-		d.ReportGen = after.Report
-		if string(after.Cause) != "null" {
-			d.Cause = after.Cause
-		}
+		d.ReportGen, d.Cause = after.Report, after.Cause
 	}
 	b, err := json.Marshal(d)
 	if err != nil {

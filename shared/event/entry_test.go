@@ -95,7 +95,7 @@ func TestFromEntryPlane(t *testing.T) {
 	if !ok || ev.Stream != PlaneStream || ev.Cluster != "" || ev.Subject != (Subject{"fleet", "fleet", "fleet"}) {
 		t.Errorf("%+v", ev)
 	}
-	var d entryDetail
+	var d OperationDetail
 	if err := json.Unmarshal(ev.Detail, &d); err != nil || len(d.Resources) != maxResources || d.LeftOff != 5 {
 		t.Errorf("%d resources, %d left off, %v", len(d.Resources), d.LeftOff, err)
 	}

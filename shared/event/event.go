@@ -84,9 +84,11 @@ type Event struct {
 	// ReceivedAt is when the plane took it, by the plane's clock.
 	ReceivedAt time.Time `json:"r"`
 	// Stream and Sequence are its place; the append gives them.
-	Stream        string          `json:"-"`
-	Sequence      int64           `json:"-"`
-	Detail        json.RawMessage `json:"d,omitempty"` // a JSON object
+	Stream   string          `json:"-"`
+	Sequence int64           `json:"-"`
+	Detail   json.RawMessage `json:"d,omitempty"` // a JSON object
+	// DetailExpired: there was a detail, and retention has taken it.
+	DetailExpired bool            `json:"x,omitempty"`
 	OperationID   string          `json:"o,omitempty"`
 	CorrelationID string          `json:"c,omitempty"`
 	Actor         operation.Actor `json:"a,omitzero"`
@@ -119,6 +121,7 @@ type view struct {
 	Stream        string           `json:"stream"`
 	Sequence      int64            `json:"sequence"`
 	Detail        json.RawMessage  `json:"detail"`
+	DetailExpired bool             `json:"detail_expired,omitempty"`
 	OperationID   *string          `json:"operation_id"`
 	CorrelationID *string          `json:"correlation_id"`
 	Actor         *operation.Actor `json:"actor"`
@@ -126,14 +129,15 @@ type view struct {
 }
 
 // MarshalJSON writes the event as everyone sees it. What is not there is null;
-// cluster and cluster_id are the same.
+// cluster and cluster_id are the same. A detail that retention has taken is null,
+// with detail_expired: true.
 func (e Event) MarshalJSON() ([]byte, error) {
 	v := view{
 		ID: e.ID, Type: e.Type, Subject: e.Subject, Cluster: orNil(e.Cluster), ClusterID: orNil(e.Cluster),
-		Timestamp: e.Timestamp, ReceivedAt: e.ReceivedAt, Stream: e.Stream, Sequence: e.Sequence, Detail: e.Detail,
+		Timestamp: e.Timestamp, ReceivedAt: e.ReceivedAt, Stream: e.Stream, Sequence: e.Sequence, Detail: e.Detail, DetailExpired: e.DetailExpired,
 		OperationID: orNil(e.OperationID), CorrelationID: orNil(e.CorrelationID), Severity: e.Severity,
 	}
-	if len(v.Detail) == 0 {
+	if len(v.Detail) == 0 && !e.DetailExpired {
 		v.Detail = emptyDetail
 	}
 	if e.Actor != (operation.Actor{}) {
@@ -150,8 +154,11 @@ func (e *Event) UnmarshalJSON(b []byte) error {
 	}
 	*e = Event{
 		ID: v.ID, Type: v.Type, Subject: v.Subject, Cluster: orEmpty(v.ClusterID), Timestamp: v.Timestamp, ReceivedAt: v.ReceivedAt,
-		Stream: v.Stream, Sequence: v.Sequence, Detail: v.Detail,
+		Stream: v.Stream, Sequence: v.Sequence, Detail: v.Detail, DetailExpired: v.DetailExpired,
 		OperationID: orEmpty(v.OperationID), CorrelationID: orEmpty(v.CorrelationID), Severity: v.Severity,
+	}
+	if v.DetailExpired {
+		e.Detail = nil
 	}
 	if v.Actor != nil {
 		e.Actor = *v.Actor
@@ -191,6 +198,20 @@ var ErrInvalid = errors.New("invalid event")
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
+
+// LimitError says that a part of an event has more bytes than it may. It matches
+// ErrInvalid.
+type LimitError struct {
+	What        string // the part
+	Size, Limit int    // bytes
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("%s: %s has %d bytes, the limit is %d", ErrInvalid, e.What, e.Size, e.Limit)
+}
+
+// Is makes errors.Is(err, ErrInvalid) true.
+func (e *LimitError) Is(target error) bool { return target == ErrInvalid }
 
 // New returns an event that the plane itself tells: it happened at at, in the
 // cluster or, when that is empty, in the plane. Its id derives from type,

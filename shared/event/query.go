@@ -69,13 +69,9 @@ func (q Query) normalize() (Query, error) {
 	}
 	q.Types = slices.Clone(q.Types)
 	for i, t := range q.Types {
-		word := strings.TrimSuffix(strings.TrimSuffix(t, "*"), ".")
-		family := word != t
-		if family && !strings.HasSuffix(t, ".") && !strings.HasSuffix(t, ".*") || !ValidType(t) && !(family && ValidType(word+".x")) {
+		var ok bool
+		if q.Types[i], ok = typeOrFamily(t); !ok {
 			return bad("type %.*q: it is a type such as node.left, or a family such as node.*", MaxTypeBytes, t)
-		}
-		if family {
-			q.Types[i] = word + "."
 		}
 	}
 	slices.Sort(q.Types)
@@ -96,6 +92,21 @@ func (q Query) normalize() (Query, error) {
 		return bad("a stream without a name")
 	}
 	return q, nil
+}
+
+// typeOrFamily reads a type, or a family ("node.*", "node.") as "node.".
+func typeOrFamily(s string) (string, bool) {
+	word := strings.TrimSuffix(strings.TrimSuffix(s, "*"), ".")
+	if word == s {
+		return s, ValidType(s)
+	}
+	return word + ".", (strings.HasSuffix(s, ".") || strings.HasSuffix(s, ".*")) && ValidType(word+".x")
+}
+
+// among tells whether a type is one of those, by name or by family, as
+// typeOrFamily reads them.
+func among(types []string, typ string) bool {
+	return slices.ContainsFunc(types, func(t string) bool { return typ == t || strings.HasSuffix(t, ".") && strings.HasPrefix(typ, t) })
 }
 
 // mark is what a cursor must have in common with the query: everything that
@@ -122,9 +133,7 @@ func (q *Query) mark() string {
 
 // matches tells whether the event is asked for.
 func (q *Query) matches(e *Event) bool {
-	if len(q.Types) > 0 && !slices.ContainsFunc(q.Types, func(t string) bool {
-		return e.Type == t || strings.HasSuffix(t, ".") && strings.HasPrefix(e.Type, t)
-	}) {
+	if len(q.Types) > 0 && !among(q.Types, e.Type) {
 		return false
 	}
 	if q.Subject != "" && !q.about(e) {

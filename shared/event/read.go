@@ -59,41 +59,16 @@ func (r *Reader) now() time.Time {
 // with each page's NextCursor sees every matching event once. Errors:
 // ErrInvalidQuery, ErrInvalidCursor, an *ExpiredError, and the ledger's.
 func (r *Reader) Read(ctx context.Context, query Query) (Page, error) {
-	q, err := query.normalize()
+	f, err := r.Follow(ctx, query)
 	if err != nil {
 		return Page{}, err
 	}
-	at := reading{Reader: r, q: &q}
-	if q.Cursor != "" {
-		at.resumed = true
-		if at.positions, err = r.open(ctx, &q); err != nil {
-			return Page{}, err
-		}
+	page, err := f.at.await(ctx, f.q.Wait)
+	if err != nil {
+		return Page{}, err
 	}
-	var b *bell
-	deadline := time.Now().Add(q.Wait)
-	for {
-		streams, err := r.streams(ctx, &q)
-		if err != nil {
-			return Page{}, err
-		}
-		if q.Wait > 0 && b == nil {
-			b = r.listen(streams, len(q.Streams) == 0) // before the read: no signal is missed
-			defer b.stop()
-		}
-		page, err := at.read(ctx, streams)
-		if err != nil {
-			return Page{}, err
-		}
-		left := time.Until(deadline)
-		if len(page.Events) > 0 || page.More || left <= 0 {
-			page.NextCursor, err = r.close(ctx, &q, at.positions)
-			return page, err
-		}
-		if err := b.wait(ctx, left); err != nil {
-			return Page{}, fmt.Errorf("wait for events: %w", err)
-		}
-	}
+	page.NextCursor, err = r.close(ctx, &f.q, f.at.positions)
+	return page, err
 }
 
 // streams returns the streams of the query, sorted.
@@ -121,6 +96,36 @@ type reading struct {
 	// resumed: the positions say where the reader stands in every stream, so
 	// what is gone before them was missed.
 	resumed bool
+	// began is where the last page began.
+	began positions
+}
+
+// await reads the next page, without its cursor. Where nothing matches it waits
+// for the time given at most, which by whole pages of nothing it does not.
+func (at *reading) await(ctx context.Context, wait time.Duration) (Page, error) {
+	var b *bell
+	deadline := time.Now().Add(wait)
+	for {
+		streams, err := at.streams(ctx, at.q)
+		if err != nil {
+			return Page{}, err
+		}
+		if wait > 0 && b == nil {
+			b = at.listen(streams, len(at.q.Streams) == 0) // before the read: no signal is missed
+			defer b.stop()
+		}
+		page, err := at.read(ctx, streams)
+		if err != nil {
+			return Page{}, err
+		}
+		left := time.Until(deadline)
+		if len(page.Events) > 0 || page.More || left <= 0 {
+			return page, nil
+		}
+		if err := b.wait(ctx, left); err != nil {
+			return Page{}, fmt.Errorf("wait for events: %w", err)
+		}
+	}
 }
 
 // read reads one page and moves the positions. What retention deletes meanwhile
@@ -150,6 +155,7 @@ func (at *reading) try(ctx context.Context, streams []string) (Page, error) {
 	if err != nil {
 		return Page{}, err
 	}
+	began := positions{next: maps.Clone(next), turn: at.turn}
 	scans, turn := at.scans(streams, heads, next)
 	events, err := collect(ctx, scans, at.q.Limit)
 	if err != nil {
@@ -165,7 +171,7 @@ func (at *reading) try(ctx context.Context, streams []string) (Page, error) {
 	if len(at.q.Streams) == 1 {
 		page.Low = max(heads[streams[0]].Low, 1)
 	}
-	at.positions, at.resumed = positions{next: next, turn: turn}, true
+	at.positions, at.resumed, at.began = positions{next: next, turn: turn}, true, began
 	return page, nil
 }
 

@@ -17,8 +17,12 @@ import (
 // breaks a rule is refused with ErrInvalid, whose text the agent may see.
 func FromReport(cluster, agentID, boot string, r protocol.Event, now time.Time) (Event, error) {
 	switch {
+	case r.Unreadable != "":
+		return Event{}, invalid("%s", r.Unreadable)
 	case r.N < 1:
 		return Event{}, invalid("n %d: numbers begin at 1", r.N)
+	case len(r.Type) > MaxTypeBytes:
+		return Event{}, &LimitError{"type", len(r.Type), MaxTypeBytes}
 	case !ValidType(r.Type):
 		return Event{}, invalid("type %.*q: it is words of a-z, 0-9 and _ joined by dots, at most %d bytes", MaxTypeBytes, r.Type, MaxTypeBytes)
 	case reserved(r.Type):
@@ -45,7 +49,7 @@ func FromReport(cluster, agentID, boot string, r protocol.Event, now time.Time) 
 func reportSubject(cluster string, s protocol.Subject) (Subject, error) {
 	for _, f := range []struct{ name, value string }{{"uid", s.UID}, {"name", s.Name}} {
 		if len(f.value) > fleet.MaxNameBytes {
-			return Subject{}, invalid("subject %s has %d bytes, the limit is %d", f.name, len(f.value), fleet.MaxNameBytes)
+			return Subject{}, &LimitError{"subject " + f.name, len(f.value), fleet.MaxNameBytes}
 		}
 		if !utf8.ValidString(f.value) || !operation.CleanText(f.value) {
 			return Subject{}, invalid("subject %s holds control characters or is not UTF-8", f.name)
@@ -90,7 +94,7 @@ func reportDetail(b json.RawMessage) (json.RawMessage, error) {
 		return emptyDetail, nil
 	}
 	if len(b) > protocol.MaxEventBytes {
-		return nil, invalid("detail has %d bytes, the limit is %d", len(b), protocol.MaxEventBytes)
+		return nil, &LimitError{"detail", len(b), protocol.MaxEventBytes}
 	}
 	var object map[string]json.RawMessage
 	if !utf8.Valid(b) || json.Unmarshal(b, &object) != nil {
@@ -103,7 +107,7 @@ func reportDetail(b json.RawMessage) (json.RawMessage, error) {
 // numbered from to through, both included.
 func Gap(cluster, agentID, agentName, boot string, from, through int64, now time.Time) Event {
 	e, err := New(TypeGap, cluster, Subject{Kind: KindAgent, ID: agentID, Name: agentName}, now, operation.Plane,
-		map[string]any{"agent": agentID, "boot": boot, "from": from, "through": through},
+		GapDetail{Agent: agentID, Boot: boot, From: from, Through: through},
 		agentID, boot, strconv.FormatInt(from, 10), strconv.FormatInt(through, 10))
 	if err != nil {
 		panic(err) // the type and the detail are ours

@@ -104,7 +104,7 @@ func (e *Event) place(stream string, seq int64) {
 	if stream != PlaneStream {
 		e.Cluster = stream
 	}
-	if len(e.Detail) == 0 {
+	if len(e.Detail) == 0 && !e.DetailExpired {
 		e.Detail = emptyDetail
 	}
 }

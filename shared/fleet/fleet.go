@@ -39,10 +39,12 @@ type Agent struct {
 	FirstSeen    time.Time             `json:"first_seen"`
 	LastSeen     time.Time             `json:"last_seen"`
 	// SkewMS is how far the agent's wall clock is ahead of the plane's.
-	SkewMS   int64 `json:"skew_ms"`
-	Leases   int   `json:"leases"`
-	Capacity int   `json:"capacity"`
-	Stopping bool  `json:"stopping,omitempty"`
+	SkewMS int64 `json:"skew_ms"`
+	// ClockSkewed: the plane has told that the clock is wrong.
+	ClockSkewed bool `json:"clock_skewed,omitempty"`
+	Leases      int  `json:"leases"`
+	Capacity    int  `json:"capacity"`
+	Stopping    bool `json:"stopping,omitempty"`
 	// Silent: the plane has told that the agent was not heard of.
 	Silent bool `json:"silent,omitempty"`
 	// OfferDue: it has arrived, and what waited for an agent is yet to be rung for.

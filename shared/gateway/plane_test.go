@@ -115,7 +115,7 @@ func plain(w http.ResponseWriter, status int, message string) {
 func (d *deployment) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	to := *d.api
 	switch path := r.URL.Path; {
-	case r.Method == http.MethodGet && (path == "/healthz" || path == "/readyz" || path == "/openapi.json" || path == "/docs"):
+	case r.Method == http.MethodGet && (path == "/healthz" || path == "/readyz" || path == "/openapi.json" || path == "/docs" || strings.HasPrefix(path, "/docs/")):
 		to.ServeHTTP(w, r)
 		return
 	case strings.HasPrefix(path, "/v1/agent/"):
@@ -199,6 +199,7 @@ func TestWhoReachesWhat(t *testing.T) {
 	d := deploy(t)
 	d.want(d.do("", "GET", "/healthz", ""), 200, "")
 	d.want(d.do("", "GET", "/docs", ""), 200, "")
+	d.want(d.do("", "GET", "/docs/runbooks/fatal-xid.md", ""), 200, "")
 	d.want(d.do("", "GET", "/openapi.json", ""), 200, "")
 	d.want(d.do("", "GET", "/v1/nodes", ""), 401, "") // plain JSON of the gateway's
 	d.want(d.do("opt_nonsense", "GET", "/v1/nodes", ""), 403, "")

@@ -36,7 +36,7 @@ func (a *API) agentRoutes() {
 	agentCall(a, "renewals", a.cfg.Agent.Renew)
 	agentCall(a, "reports", a.cfg.Agent.Report)
 	agentCall(a, "inventory", a.cfg.Agent.Inventory)
-	agentCall(a, "events", a.cfg.Agent.Events)
+	a.handle(route{pattern: "POST /v1/agent/events", action: auth.Serve, body: protocol.MaxBodyBytes}, a.agentEvents)
 	a.handle(route{pattern: "GET /v1/agent/previews/{id}", action: auth.Serve}, a.previewRequest)
 	a.handle(route{pattern: "POST /v1/agent/previews/{id}", action: auth.Serve, body: protocol.MaxPreviewBytes}, a.previewAnswer)
 }

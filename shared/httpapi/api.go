@@ -14,6 +14,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/problem"
 )
@@ -31,6 +32,8 @@ type route struct {
 	body int64
 	// several are the query parameters that may be given more than once.
 	several []string
+	// yaml: the body may be YAML as well as JSON; the handler reads it whole.
+	yaml bool
 	// bare: no huma before the handler, so that unknown parameters and media
 	// types are refused here.
 	bare bool
@@ -45,6 +48,7 @@ type access struct {
 	fleet   bool
 	body    int64
 	several []string
+	yaml    bool
 	// also are statuses beside the default one and those that most routes have.
 	also []int
 }
@@ -78,6 +82,9 @@ func newHuma(mux *http.ServeMux, version string) huma.API {
 // schemaName drops the suffix that tells views from the domain's types.
 func schemaName(t reflect.Type, hint string) string {
 	name := huma.DefaultSchemaNamer(t, hint)
+	if t == reflect.TypeFor[alert.Step]() {
+		return "AlertStep" // an operation has steps, too
+	}
 	if strings.HasPrefix(name, "ListOf") {
 		return strings.ReplaceAll(name, "View", "")
 	}
@@ -101,7 +108,7 @@ func register[I, O any](a *API, op huma.Operation, ac access, h func(context.Con
 			op.Errors = append(op.Errors, status)
 		}
 	}
-	r := &route{pattern: op.Method + " " + op.Path, action: ac.action, fleet: ac.fleet, mutates: op.Method != http.MethodGet, body: ac.body, several: ac.several}
+	r := &route{pattern: op.Method + " " + op.Path, action: ac.action, fleet: ac.fleet, mutates: op.Method != http.MethodGet, body: ac.body, several: ac.several, yaml: ac.yaml}
 	a.routes[r.pattern] = r
 	huma.Register(a.huma, op, func(ctx context.Context, in *I) (*O, error) {
 		rq := requestOf(ctx)

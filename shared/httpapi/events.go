@@ -4,24 +4,39 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"reflect"
 	"slices"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/negotiation"
 
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/problem"
 )
 
 func (a *API) eventRoutes() {
+	list := reflect.TypeFor[eventListView]()
 	register(a, huma.Operation{Method: http.MethodGet, Path: "/v1/events", Summary: "List events", Tags: []string{"events"},
-		Description: "Oldest first. next_cursor is always there: reading on with it misses nothing and repeats nothing. wait holds the answer until something matches.",
-		Errors:      []int{400, 401, 403, 410, 422, 429, 500, 503}},
+		Description: "Oldest first. next_cursor is always there: reading on with it misses nothing and repeats nothing. wait holds the answer until something matches. " +
+			"With Accept: text/event-stream the events come one by one as they happen, each with a cursor behind it as its id: a Last-Event-ID, or a cursor, goes on from there.",
+		Responses: map[string]*huma.Response{"200": {Content: map[string]*huma.MediaType{
+			mediaJSON:   {Schema: a.huma.OpenAPI().Components.Schemas.Schema(list, true, list.Name())},
+			mediaStream: {Schema: &huma.Schema{Type: huma.TypeString, Description: "Per event: id (a cursor), data (an Event as JSON). A block with an id alone moves the cursor. An event named problem tells why the stream ends early."}},
+		}}},
+		Errors: []int{400, 401, 403, 410, 422, 429, 500, 503}},
 		access{action: auth.Read, several: []string{"type"}}, a.listEvents)
 }
+
+// Media types of the list of events.
+const (
+	mediaJSON   = "application/json"
+	mediaStream = "text/event-stream"
+)
 
 // eventItem is an event as package event writes it.
 type eventItem event.Event
@@ -45,7 +60,8 @@ type eventView struct {
 	ReceivedAt    time.Time        `json:"received_at"`
 	Stream        string           `json:"stream"`
 	Sequence      int64            `json:"sequence" doc:"Without holes or repeats in its stream"`
-	Detail        map[string]any   `json:"detail"`
+	Detail        map[string]any   `json:"detail" nullable:"true" doc:"By the schema of its type at /v1/event-types; null when it has expired"`
+	DetailExpired bool             `json:"detail_expired,omitempty" doc:"There was a detail, and retention has taken it"`
 	OperationID   *string          `json:"operation_id"`
 	CorrelationID *string          `json:"correlation_id"`
 	Actor         *operation.Actor `json:"actor"`
@@ -59,8 +75,14 @@ type eventsInput struct {
 	Cluster string   `query:"cluster" doc:"Id or name"`
 	Since   string   `query:"since" doc:"RFC 3339, included"`
 	Until   string   `query:"until" doc:"RFC 3339, excluded"`
-	Wait    string   `query:"wait" doc:"How long to wait when nothing matches, such as 30s"`
+	Wait    string   `query:"wait" doc:"How long to wait when nothing matches, such as 30s; with text/event-stream: how long the stream stays open"`
+	// LastEventID is what a client of text/event-stream saw last; it counts before
+	// the cursor, which is still in the URL that it was given.
+	LastEventID string `header:"Last-Event-ID" doc:"With text/event-stream: the id of the last event that was seen, instead of cursor"`
 }
+
+// eventsOutput is a list or a stream.
+type eventsOutput struct{ Body func(huma.Context) }
 
 type eventListView struct {
 	Items      []eventItem `json:"items" nullable:"false"`
@@ -69,26 +91,16 @@ type eventListView struct {
 	Low        *int64      `json:"low" doc:"The first sequence left, of a list of one stream"`
 }
 
-func (a *API) listEvents(ctx context.Context, rq *request, in *eventsInput) (*bodyOutput[eventListView], error) {
-	q := event.Query{Types: words(in.Type), Subject: in.Subject, Limit: in.Limit, Cursor: in.Cursor}
-	var err error
-	if q.Cluster, err = a.clusterParam(ctx, rq, in.Cluster); err != nil {
+func (a *API) listEvents(ctx context.Context, rq *request, in *eventsInput) (*eventsOutput, error) {
+	q, err := a.eventsQuery(ctx, rq, in)
+	if err != nil {
 		return nil, err
 	}
-	if q.Since, err = parseTime("since", in.Since); err != nil {
-		return nil, err
-	}
-	if q.Until, err = parseTime("until", in.Until); err != nil {
-		return nil, err
+	if negotiation.SelectQValue(rq.http.Header.Get("Accept"), []string{mediaJSON, mediaStream}) == mediaStream {
+		return a.streamEvents(ctx, rq, in, q)
 	}
 	if q.Wait, err = a.parseWait(ctx, in.Wait); err != nil {
 		return nil, err
-	}
-	if clusters := rq.principal.Clusters; len(clusters) > 0 && q.Cluster == "" {
-		for _, c := range clusters {
-			q.Streams = append(q.Streams, event.StreamOf(c))
-		}
-		slices.Sort(q.Streams)
 	}
 	q.Wait = min(q.Wait, event.MaxWait)
 	if q.Wait > 0 {
@@ -99,11 +111,8 @@ func (a *API) listEvents(ctx context.Context, rq *request, in *eventsInput) (*bo
 		defer release()
 	}
 	p, err := a.cfg.Events.Read(ctx, q)
-	if errors.Is(err, event.ErrInvalidCursor) {
-		return nil, problemOf(err).WithField("/query/cursor", "invalid_cursor", "is no cursor of this list with these parameters")
-	}
 	if err != nil {
-		return nil, err
+		return nil, cursorProblem(err, "query", "cursor")
 	}
 	out := eventListView{Items: make([]eventItem, len(p.Events)), NextCursor: p.NextCursor, More: p.More}
 	for i, e := range p.Events {
@@ -112,5 +121,42 @@ func (a *API) listEvents(ctx context.Context, rq *request, in *eventsInput) (*bo
 	if p.Low > 0 {
 		out.Low = &p.Low
 	}
-	return &bodyOutput[eventListView]{Body: out}, nil
+	return &eventsOutput{func(c huma.Context) {
+		c.SetHeader("Content-Type", mediaJSON)
+		c.SetStatus(http.StatusOK)
+		if err := a.huma.Marshal(c.BodyWriter(), mediaJSON, out); err != nil && ctx.Err() == nil {
+			panic(fmt.Sprintf("write events: %v", err)) // as for every other answer
+		}
+	}}, nil
+}
+
+// eventsQuery reads what says which events are asked for, and from where; how
+// long to wait is the caller's.
+func (a *API) eventsQuery(ctx context.Context, rq *request, in *eventsInput) (event.Query, error) {
+	q := event.Query{Types: words(in.Type), Subject: in.Subject, Limit: in.Limit, Cursor: in.Cursor}
+	var err error
+	if q.Cluster, err = a.clusterParam(ctx, rq, in.Cluster); err != nil {
+		return q, err
+	}
+	if q.Since, err = parseTime("since", in.Since); err != nil {
+		return q, err
+	}
+	if q.Until, err = parseTime("until", in.Until); err != nil {
+		return q, err
+	}
+	if clusters := rq.principal.Clusters; len(clusters) > 0 && q.Cluster == "" {
+		for _, c := range clusters {
+			q.Streams = append(q.Streams, event.StreamOf(c))
+		}
+		slices.Sort(q.Streams)
+	}
+	return q, nil
+}
+
+// cursorProblem names the parameter that a cursor which is none came in.
+func cursorProblem(err error, in, name string) error {
+	if !errors.Is(err, event.ErrInvalidCursor) {
+		return err
+	}
+	return problemOf(err).WithField(problem.Pointer(in, name), "invalid_cursor", "is no cursor of this list with these parameters")
 }

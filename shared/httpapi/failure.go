@@ -12,6 +12,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/validation"
 
+	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -55,8 +56,13 @@ func problemOf(err error) *problem.Problem {
 			WithExtra("holder", map[string]any{"operation_id": l.Holder.Operation, "type": l.Holder.Type, "actor": l.Holder.Actor,
 				"resource": l.Resource, "mode": l.Holder.Mode, "since": l.Holder.Since, "link": "/v1/operations/" + l.Holder.Operation})
 	}
+	if f, ok := errors.AsType[alert.Faults](err); ok {
+		return faulty(f)
+	}
 	if e, ok := errors.AsType[*event.ExpiredError](err); ok {
-		return problem.New(problem.CursorExpired, "%s", e.Error()).WithExtra("cursor", e.Cursor).WithExtra("streams", e.Streams)
+		p := problem.New(problem.CursorExpired, "%s", e.Error()).WithExtra("cursor", e.Cursor).WithExtra("streams", e.Streams)
+		p.NextAction.Text = "Go on with the cursor of this answer, the first one that is left: what lies before it is gone."
+		return p
 	}
 	for _, d := range domainCodes {
 		if errors.Is(err, d.err) {
@@ -80,6 +86,20 @@ func problemOf(err error) *problem.Problem {
 	p := problem.From(err)
 	if p.ErrorCode == problem.Unavailable && p.RetryAfter == 0 {
 		p.RetryAfter = retryUnavailable
+	}
+	return p
+}
+
+// faulty is the problem of a rule, an override or a silence that is refused, with
+// the place of each fault.
+func faulty(faults alert.Faults) *problem.Problem {
+	p := problem.New(problem.Invalid, "%s", strings.TrimPrefix(faults.Error(), "invalid: "))
+	for _, f := range faults {
+		detail := f.Detail
+		if f.Line > 0 {
+			detail = fmt.Sprintf("line %d, column %d: %s", f.Line, f.Column, detail)
+		}
+		p.WithField(f.Pointer, f.Code, "%s", detail)
 	}
 	return p
 }

@@ -22,7 +22,9 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/control"
 	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/registry"
 )
@@ -49,6 +51,10 @@ type Config struct {
 	Limiter *auth.Limiter
 	// Events reads the streams; nil: one over the store's ledger and clusters.
 	Events *event.Reader
+	// Alerts keeps rules, alerts and silences; nil: one over the store.
+	Alerts *react.Service
+	// Receivers keeps who is told of alerts; nil: one over the store.
+	Receivers *notify.Service
 	// Agent carries out the agents' calls; nil leaves their routes out.
 	Agent AgentAPI
 	// Queue is what agents poll through the plane; with nil those routes say that
@@ -89,6 +95,8 @@ type API struct {
 	metrics *metrics
 	audit   *auditor
 	log     *slog.Logger
+
+	streaming streaming
 }
 
 // New makes the handler.
@@ -114,6 +122,12 @@ func New(cfg Config) (*API, error) {
 	if cfg.Events == nil {
 		cfg.Events = &event.Reader{Ledger: cfg.Store.Ledger, Now: cfg.Store.Now, Streams: streamsOf(cfg.Store)}
 	}
+	if cfg.Alerts == nil {
+		cfg.Alerts = &react.Service{Store: cfg.Store}
+	}
+	if cfg.Receivers == nil {
+		cfg.Receivers = &notify.Service{Store: cfg.Store, Logger: cfg.Logger}
+	}
 	a := newAPI(cfg)
 	var err error
 	if a.metrics, err = newMetrics(cfg.Metrics); err != nil {
@@ -125,7 +139,7 @@ func New(cfg Config) (*API, error) {
 
 // newAPI registers the routes; OpenAPI needs no more.
 func newAPI(cfg Config) *API {
-	a := &API{cfg: cfg, mux: http.NewServeMux(), routes: map[string]*route{}, log: cfg.Logger}
+	a := &API{cfg: cfg, mux: http.NewServeMux(), routes: map[string]*route{}, log: cfg.Logger, streaming: newStreaming()}
 	a.healthRoutes()
 	if !cfg.AgentsOnly {
 		a.userRoutes()
@@ -155,11 +169,21 @@ func (a *API) userRoutes() {
 	a.auditRoutes()
 	a.deadLetterRoutes()
 	a.eventRoutes()
+	a.eventTypeRoutes()
+	a.alertRoutes()
+	a.silenceRoutes()
+	a.receiverRoutes()
+	a.ruleRoutes()
 	a.docsRoutes()
+	a.runbookRoutes()
 }
 
-// Close writes the audit records that still wait; the context bounds it.
-func (a *API) Close(ctx context.Context) error { return a.audit.close(ctx) }
+// Close ends event streams, and writes the audit records that still wait; the
+// context bounds it.
+func (a *API) Close(ctx context.Context) error {
+	a.EndStreams()
+	return a.audit.close(ctx)
+}
 
 // streamsOf lists the streams that a reader of all reads.
 func streamsOf(st *record.Store) func(context.Context) ([]string, error) {

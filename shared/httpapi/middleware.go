@@ -205,10 +205,14 @@ func (rq *request) readBody(w http.ResponseWriter, rp **http.Request) error {
 		return err
 	}
 	if len(b) > 0 {
-		if err := checkMediaType(r.Header); err != nil {
+		yaml, err := checkMediaType(r.Header, rq.route.yaml)
+		if err != nil {
 			return err
 		}
-		if err := rq.checkRepeats(b); err != nil {
+		if !yaml {
+			err = rq.checkRepeats(b)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -277,24 +281,33 @@ func tooLarge(size, limit int64) *problem.Problem {
 	return p.WithExtra("limit", limit)
 }
 
+// yamlTypes are what people call YAML (RFC 9512 registers the first).
+var yamlTypes = []string{"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"}
+
 // checkMediaType takes JSON in UTF-8, which is also what an absent header means,
-// as it is: not compressed.
-func checkMediaType(h http.Header) error {
+// as it is: not compressed. Where the route takes it YAML will do, too: it tells
+// whether the body is that.
+func checkMediaType(h http.Header, orYAML bool) (yaml bool, err error) {
 	for _, coding := range h.Values("Content-Encoding") {
 		if !strings.EqualFold(strings.TrimSpace(coding), "identity") {
-			return problem.New(problem.UnsupportedMediaType, "a body comes as it is, without a Content-Encoding").WithExtra("supported", []string{"identity"})
+			return false, problem.New(problem.UnsupportedMediaType, "a body comes as it is, without a Content-Encoding").WithExtra("supported", []string{"identity"})
 		}
 	}
 	s := h.Get("Content-Type")
 	if s == "" {
-		return nil
+		return false, nil
+	}
+	takes := []string{"application/json"}
+	if orYAML {
+		takes = append(takes, yamlTypes[0])
 	}
 	media, params, err := mime.ParseMediaType(s)
 	charset := params["charset"]
-	if err != nil || media != "application/json" || charset != "" && !strings.EqualFold(charset, "utf-8") {
-		return problem.New(problem.UnsupportedMediaType, "a body is application/json in UTF-8").WithExtra("supported", []string{"application/json"})
+	yaml = orYAML && slices.Contains(yamlTypes, media)
+	if err != nil || media != "application/json" && !yaml || charset != "" && !strings.EqualFold(charset, "utf-8") {
+		return false, problem.New(problem.UnsupportedMediaType, "a body is %s in UTF-8", strings.Join(takes, " or ")).WithExtra("supported", takes)
 	}
-	return nil
+	return yaml, nil
 }
 
 // panicked answers what a handler did not survive.

@@ -31,6 +31,11 @@ const (
 	DeadLetter = "dlq"
 	Preview    = "prv"
 	Cursor     = "cur"
+	Alert      = "alr"
+	Rule       = "rul"
+	Silence    = "sil"
+	Receiver   = "rcv"
+	Delivery   = "dlv"
 )
 
 // New returns a fresh identifier whose time part is at.

@@ -20,6 +20,9 @@ type Event struct {
 	Subject Subject         `json:"subject"`
 	At      time.Time       `json:"at"`
 	Detail  json.RawMessage `json:"detail,omitempty"`
+	// Unreadable says why the plane could not read an event of a call; then N is
+	// all that there is of it.
+	Unreadable string `json:"-"`
 }
 
 // Subject is what an event is about.
@@ -36,8 +39,20 @@ type EventsAnswer struct {
 	Refused []RefusedEvent `json:"refused"`
 }
 
-// RefusedEvent names an event that was not taken; its number is used up.
+// Codes of refused events.
+const (
+	RefusedTooLarge = "too_large"
+	RefusedInvalid  = "invalid"
+)
+
+// RefusedEvent names an event that was not taken; its number is used up. Where
+// the number cannot be told it is 0, and Index (the event's place in the call, from
+// 0) says which it is.
 type RefusedEvent struct {
 	N      int64  `json:"n"`
+	Index  int    `json:"index"`
+	Code   string `json:"code"`
 	Detail string `json:"detail"`
+	// Limit is the most bytes there may be, of one that is too large.
+	Limit int `json:"limit,omitempty"`
 }

@@ -14,14 +14,24 @@ const skFormer = "former#"
 // FormerKey is the key that says that a cluster was deleted and has events left.
 func FormerKey(cluster string) ledger.Key { return ledger.Key{PK: "meta", SK: skFormer + cluster} }
 
+// FormerOf returns the deleted cluster that the key speaks of, or "".
+func FormerOf(k ledger.Key) string {
+	cluster, ok := strings.CutPrefix(k.SK, skFormer)
+	if k.PK != "meta" || !ok {
+		return ""
+	}
+	return cluster
+}
+
 type former struct {
 	DeletedAt time.Time `json:"deleted_at"`
 }
 
 // FormerWrite says that a cluster is deleted: its operations stay, and its stream
-// is to be found until retention has taken the last of its events.
+// is to be found until retention has taken the last of its events. The feed tells
+// the reactor, whose alerts of it end.
 func FormerWrite(cluster string, at time.Time) ledger.Write {
-	return ledger.Write{Item: ledger.Item{Key: FormerKey(cluster), Data: Encode(former{at.UTC()})}, Expect: ledger.AnyVersion}
+	return ledger.Write{Item: ledger.Item{Key: FormerKey(cluster), Data: Encode(former{at.UTC()})}, Expect: ledger.AnyVersion, Feed: true}
 }
 
 // Former lists the deleted clusters that have events left.

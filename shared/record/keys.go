@@ -30,6 +30,24 @@
 //	chg#ID           change              a manual change                   list
 //	prv#ID           preview             a preview and its answer
 //	cur#ID           cursor              positions of an all-streams cursor
+//	rx#STREAM        position            how far a stream is judged       due
+//	rx#STREAM        g#RULE#HASH         what a rule knows of a group
+//	rules            rule#ID             an alert rule, or what is changed
+//	                                     of one that ships
+//	name#NAME        rule                a rule's name, taken once
+//	meta             rules               the mark of all rules and silences
+//	alr#ID           alert               an alert                         list, scope, lookup, live
+//	alr#ID           ack                 who took it on
+//	silences         silence#ID          a silence
+//	receivers        receiver#ID         who is told of alerts
+//	rcv#ID           secrets             what signs its messages
+//	name#NAME        receiver            a receiver's name, taken once
+//	meta             receivers           the mark of all receivers
+//	nt#STREAM        position            how far a stream is told
+//	out#ID           lane                who sends to a receiver            due
+//	out#ID           d#ID                a message to it                  list, lookup
+//	out#ID           p#TIME#N#ID         when it is to be sent
+//	out#ID           t#ALERT             it was told that the alert fires
 package record
 
 import (
@@ -183,6 +201,12 @@ func StreamRunKey(stream string, seq int64) ledger.Key {
 
 // StreamBusKey is the key of how far a stream was put on the bus.
 func StreamBusKey(stream string) ledger.Key { return ledger.Key{PK: StreamPK(stream), SK: "bus"} }
+
+// StreamDetailsKey is the key of how far a stream's details were taken by
+// retention.
+func StreamDetailsKey(stream string) ledger.Key {
+	return ledger.Key{PK: StreamPK(stream), SK: "details"}
+}
 
 // StreamOf returns the stream whose head the key is, or "".
 func StreamOf(k ledger.Key) string {

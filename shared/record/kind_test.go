@@ -17,7 +17,7 @@ func TestKind(t *testing.T) {
 		"idempotency_key": idemKey("p", "POST", "/", "k"), KindCluster: ClusterKey("clu_1"), "cluster_name": ClusterNameKey("alpha"),
 		KindAgent: AgentKey("clu_1", "agt_1"), "reporter": ReporterKey("clu_1"), "agent_events": AgentEventsKey("clu_1", "agt_1"),
 		KindSnapshot: SnapshotKey("clu_1", "s", 1), KindStream: StreamHeadKey("clu_1"), "events": StreamRunKey("clu_1", 1),
-		KindBusPosition: StreamBusKey("clu_1"), KindFeedPosition: FeedKey("dispatch"), "audit": AuditKey(at, "x"),
+		KindBusPosition: StreamBusKey("clu_1"), "details_position": StreamDetailsKey("clu_1"), KindFeedPosition: FeedKey("dispatch"), "audit": AuditKey(at, "x"),
 		"dead_letter": DeadLetterKey("d"), "manual_change": ChangeKey("c"), KindPreview: PreviewKey("p"), "cursor": CursorKey("c"),
 		"history": historyKey, "former_cluster": FormerKey("clu_1"), KindImport: ImportKey, KindToken: {PK: "token#tok_1", SK: "token"}, KindTokenUse: {PK: "token#tok_1", SK: "used"},
 		"later": {PK: "later#1", SK: "x"},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -23,11 +24,39 @@ type Policy struct {
 	// Agents is how long an agent that is not heard of stays listed; zero: for
 	// ever.
 	Agents time.Duration
+	// Details is how long the details of events of a type ("device.xid") or family
+	// ("operation.*") are kept, where that is less than Events; an event that falls
+	// under several loses its detail by the shortest. The journals of operations
+	// are not touched by it, nor by Events.
+	Details map[string]time.Duration
+}
+
+// Zero tells whether nothing is said.
+func (p Policy) Zero() bool {
+	return p.Operations == 0 && p.Events == 0 && p.Agents == 0 && len(p.Details) == 0
+}
+
+// Check refuses a policy that cannot be meant: ages below an hour, with which
+// what has just happened would go, and types that are none.
+func (p Policy) Check() error {
+	for _, what := range slices.Sorted(maps.Keys(p.Details)) {
+		if !event.ValidFamily(what) {
+			return fmt.Errorf("details of %q: it is a type such as node.left, or a family such as operation.*", what)
+		}
+		if age := p.Details[what]; age < time.Hour || p.Events > 0 && age >= p.Events {
+			return fmt.Errorf("details of %s: %s is not between 1h and the %s that events are kept", what, age, p.Events)
+		}
+	}
+	return nil
 }
 
 // Default is the policy of those who set none: half a year of operations, a
 // month of events, a week of silence.
 var Default = Policy{Operations: 180 * 24 * time.Hour, Events: 30 * 24 * time.Hour, Agents: 7 * 24 * time.Hour}
+
+// detailRuns bounds how many runs of events one pass looks at for details, in each
+// stream and for each type or family.
+const detailRuns = 20_000
 
 // parallel bounds how many operations are deleted at once.
 const parallel = 16
@@ -38,21 +67,21 @@ const parallel = 16
 // and events must not wait for the last one.
 func Pass(ctx context.Context, st *record.Store, p Policy) (deleted int, err error) {
 	now := st.Now().UTC()
-	errs := fleetAndEvents(ctx, st, p.Agents, now.Add(-p.Events))
+	errs := fleetAndEvents(ctx, st, p, now)
 	deleted, err = operations(ctx, st, now.Add(-p.Operations))
 	return deleted, errors.Join(errs, err)
 }
 
 // fleetAndEvents deletes agents and events, and what deleted clusters left. A cluster that fails leaves the
 // others alone.
-func fleetAndEvents(ctx context.Context, st *record.Store, silentFor time.Duration, before time.Time) error {
+func fleetAndEvents(ctx context.Context, st *record.Store, p Policy, now time.Time) error {
 	clusters, err := st.Clusters(ctx)
 	if err != nil {
 		return err
 	}
 	var errs error
 	for _, c := range clusters {
-		if err := removeAgents(ctx, st, c.ID, silentFor); err != nil {
+		if err := removeAgents(ctx, st, c.ID, p.Agents); err != nil {
 			errs = errors.Join(errs, fmt.Errorf("remove agents of cluster %s: %w", c.ID, err))
 		}
 	}
@@ -68,11 +97,16 @@ func fleetAndEvents(ctx context.Context, st *record.Store, silentFor time.Durati
 		errs = errors.Join(errs, st.ClearInventory(ctx, c), st.ClearPartition(ctx, c))
 	}
 	for _, name := range streams {
-		head, _, err := event.Trim(ctx, st.Ledger, name, before)
+		head, _, err := event.Trim(ctx, st.Ledger, name, now.Add(-p.Events))
 		if err == nil && head.Low >= head.Next && slices.Contains(former, name) { // the last of a deleted cluster
-			err = st.Ledger.Commit(ctx, ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: record.FormerKey(name)}, Expect: ledger.AnyVersion})
+			err = st.Ledger.Commit(ctx, ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: record.FormerKey(name)}, Expect: ledger.AnyVersion},
+				ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: record.JudgedKey(name)}, Expect: ledger.AnyVersion})
 		}
 		errs = errors.Join(errs, err)
+		for _, what := range slices.Sorted(maps.Keys(p.Details)) {
+			_, err := event.ExpireDetails(ctx, st.Ledger, name, what, now.Add(-p.Details[what]), detailRuns)
+			errs = errors.Join(errs, err)
+		}
 	}
 	return errs
 }

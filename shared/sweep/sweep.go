@@ -37,6 +37,12 @@ type Sweep struct {
 	Queue  queue.Admin
 	Logger *slog.Logger
 	Waker  *Waker // nil: the sweep runs all the time
+	// React judges a stream by the alert rules, since a timer of it is due; nil: no
+	// reactor.
+	React func(ctx context.Context, stream string) error
+	// Notify sends what is due to the receiver whose lane the key is, or hands that
+	// on; nil: no notifier.
+	Notify func(ctx context.Context, key ledger.Key) error
 
 	failing atomic.Int64
 }
@@ -102,6 +108,12 @@ func (s *Sweep) item(ctx context.Context, it ledger.Item) error {
 	}
 	if id := record.LateOf(it.Key); id != "" {
 		return s.Relay.PublishLate(ctx, id, it.Version)
+	}
+	if stream := record.JudgedOf(it.Key); stream != "" && s.React != nil {
+		return s.React(ctx, stream)
+	}
+	if record.LaneOf(it.Key) != "" && s.Notify != nil {
+		return s.Notify(ctx, it.Key)
 	}
 	return nil
 }

@@ -36,6 +36,9 @@ type Sweep struct {
 	Sweep *sweep.Sweep
 	// GivenUp reads notices of stream records that Lambda gave up; nil: none.
 	GivenUp queue.Receiver
+	// Judge judges a stream of events to its head, as React.Follow does: for
+	// records that Lambda gave up, and for what nobody told of; nil: nobody judges.
+	Judge func(ctx context.Context, stream string) error
 	// Retention is how long things are kept; zero keeps them for ever.
 	Retention retention.Policy
 	Logger    *slog.Logger
@@ -88,7 +91,7 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 			errs = errors.Join(errs, fmt.Errorf("%s: %w", what, err))
 		}
 	}
-	dead, givenUp := 0, 0
+	dead, givenUp, unjudged := 0, 0, 0
 	part("dead letters", func() (err error) { dead, err = h.Sweep.DeadLetters(ctx); return err })
 	part("records given up", func() (err error) {
 		if h.GivenUp == nil {
@@ -97,6 +100,7 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 		givenUp, err = h.Sweep.GivenUp(ctx, h.GivenUp)
 		return err
 	})
+	part("records given up by react", func() (err error) { unjudged, err = h.unjudged(ctx, at); return err })
 	part("streams behind on the bus", func() error { return h.Sweep.Relay.MendBus(ctx) })
 	if at.Minute()%mendEvery == mendAt {
 		part("journals behind in their streams", func() error { return h.Sweep.Relay.MendLive(ctx) })
@@ -104,10 +108,10 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 	if at.Minute() == queuesAt {
 		part("queues of clusters", func() error { return h.Sweep.EnsureQueues(ctx) })
 	}
-	if at.Minute() == retentionAt && h.Retention != (retention.Policy{}) {
+	if at.Minute() == retentionAt && !h.Retention.Zero() {
 		part("retention", func() error { return h.retain(ctx) })
 	}
-	h.measure(ctx, append(lateness(res), count("SweepTicks", 1), count("DeadLetters", dead), count("StreamGivenUp", givenUp)))
+	h.measure(ctx, append(lateness(res), count("SweepTicks", 1), count("DeadLetters", dead), count("StreamGivenUp", givenUp), count("ReactGivenUp", unjudged)))
 	return errs
 }
 

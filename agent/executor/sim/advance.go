@@ -122,7 +122,7 @@ func (x *tx) nodeReborn(n *Node) {
 // script stages one happening of the scenario.
 func (x *tx) script(h Happening) {
 	switch h.Do {
-	case "device.degrade", "device.recover":
+	case "device.degrade", "device.recover", "device.xid":
 		n := x.ix.nodeByName[h.Node]
 		if n == nil {
 			return
@@ -133,9 +133,13 @@ func (x *tx) script(h Happening) {
 				continue
 			}
 			c := *d
-			c.Health, c.Detail = HealthOK, ""
-			if h.Do == "device.degrade" {
+			switch h.Do {
+			case "device.degrade":
 				c.Health, c.Detail = HealthDegraded, h.Detail
+			case "device.recover":
+				c.Health, c.Detail = HealthOK, ""
+			case "device.xid": // says nothing of whether the device goes on
+				c.XID, c.XIDs = h.XID, d.XIDs+1
 			}
 			x.device(c)
 		}

@@ -117,6 +117,9 @@ func (sc *Scenario) check() error {
 			fail(at+".do", "is missing")
 		}
 		oneOf(at+".do", h.Do, Happenings...)
+		if (h.Do == "device.xid") != (h.XID > 0) {
+			fail(at+".xid", "must be a positive number, of device.xid alone")
+		}
 		if h.At < last {
 			fail(at+".at", "comes before the one above it")
 		}

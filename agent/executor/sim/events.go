@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	hostreport "github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -65,13 +66,19 @@ func deviceEvents(w *World, old, d *Device, at time.Time) []protocol.Event {
 		node = n.Name
 	}
 	detail := map[string]any{"node": node, "node_uid": d.NodeUID, "index": d.Index, "health": d.Health, "detail": d.Detail}
+	var events []protocol.Event
+	if d.XIDs > old.XIDs {
+		kind := hostreport.LookUpXID(d.XID)
+		events = append(events, newEvent("device.xid", "device", d.UID, d.UID, at,
+			map[string]any{"node": node, "node_uid": d.NodeUID, "xid": d.XID, "class": kind.Class, "text": kind.Name, "count": d.XIDs - old.XIDs}))
+	}
 	switch {
 	case old.Health == HealthOK && d.Health != HealthOK:
-		return []protocol.Event{newEvent("device.degraded", "device", d.UID, d.UID, at, detail)}
+		events = append(events, newEvent("device.degraded", "device", d.UID, d.UID, at, detail))
 	case old.Health != HealthOK && d.Health == HealthOK:
-		return []protocol.Event{newEvent("device.recovered", "device", d.UID, d.UID, at, detail)}
+		events = append(events, newEvent("device.recovered", "device", d.UID, d.UID, at, detail))
 	}
-	return nil
+	return events
 }
 
 func deploymentEvents(old, d *Deployment, at time.Time) []protocol.Event {

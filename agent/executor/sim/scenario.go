@@ -189,10 +189,11 @@ type Happening struct {
 	Deployment string   `yaml:"deployment" json:"deployment,omitempty"`
 	By         string   `yaml:"by" json:"by,omitempty"`
 	Detail     string   `yaml:"detail" json:"detail,omitempty"`
+	XID        int      `yaml:"xid" json:"xid,omitempty"` // of device.xid: what the driver reports
 }
 
 // Happenings lists what a script may do.
-var Happenings = []string{"device.degrade", "device.recover", "deployment.oom", "deployment.crash_loop", "node.join", "node.leave",
+var Happenings = []string{"device.degrade", "device.recover", "device.xid", "deployment.oom", "deployment.crash_loop", "node.join", "node.leave",
 	"node.cordon", "node.uncordon", "node.unreachable", "node.reachable"}
 
 // LoadScenario reads a scenario: the name of a builtin one, or a file of YAML

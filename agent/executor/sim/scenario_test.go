@@ -72,6 +72,7 @@ script:
   - {at: 10s, do: device.degrade, node: a, gpu: 3, detail: "XID 63"}
   - {at: 20s, do: node.cordon, node: a, by: alice, detail: "bad fan"}
   - {at: 20s, do: deployment.oom, deployment: d/x}
+  - {at: 25s, do: device.xid, node: a, gpu: 3, xid: 79}
   - {at: 30s, do: device.recover, node: a, gpu: 3}
   - {at: 40s, do: node.join, node: c}
   - {at: 50s, do: node.leave, node: b}
@@ -97,8 +98,11 @@ script:
 		}
 		for _, ev := range d.Events {
 			got = append(got, ev.Type)
+			if ev.Type == "device.xid" && !strings.Contains(string(ev.Detail), `"class":"hardware"`) {
+				t.Errorf("of the XID is told %s", ev.Detail)
+			}
 		}
-		want := "device.degraded node.cordoned deployment.oom device.recovered node.joined node.left node.not_ready node.ready node.uncordoned"
+		want := "device.degraded node.cordoned deployment.oom device.xid device.recovered node.joined node.left node.not_ready node.ready node.uncordoned"
 		if strings.Join(got, " ") != want {
 			t.Errorf("it happened: %v", got)
 		}

@@ -152,6 +152,8 @@ type Device struct {
 	Touched     int64    `json:"touched"`
 	Health      string   `json:"health"`
 	Detail      string   `json:"detail,omitempty"`
+	XID         int      `json:"xid,omitempty"`  // the last one that the driver reported
+	XIDs        int      `json:"xids,omitempty"` // how many it has reported
 	Pods        []string `json:"pods,omitempty"` // UIDs of the pods that hold it
 	Holders     []Holder `json:"holders,omitempty"`
 	Persistence bool     `json:"persistence,omitempty"`

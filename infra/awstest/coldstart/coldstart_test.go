@@ -98,7 +98,7 @@ func deploy(t *testing.T) *deployment {
 	})
 	d.env = []string{cloud.EnvStage + "=" + c.Stage, cloud.EnvTable + "=" + c.Table, cloud.EnvQueuePrefix + "=" + c.QueuePrefix, cloud.EnvBus + "=" + c.Bus,
 		awsclient.EndpointEnv + "=" + endpoint, "AWS_REGION=us-east-1", "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=test"}
-	for _, f := range []string{"api", "agentapi", "authorizer", "relay", "sweep", "plane"} {
+	for _, f := range []string{"api", "agentapi", "authorizer", "relay", "sweep", "plane", "react"} {
 		d.binary[f] = filepath.Join(t.TempDir(), "bootstrap")
 		build(t, d.binary[f], f)
 	}
@@ -108,7 +108,7 @@ func deploy(t *testing.T) *deployment {
 // build builds a function as the Makefile does.
 func build(t *testing.T, binary, function string, env ...string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-tags", "lambda.norpc", "-o", binary, "github.com/opsplane/opsplane/functions/"+function)
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-tags", "lambda.norpc,nethttpomithttp2", "-o", binary, "github.com/opsplane/opsplane/functions/"+function)
 	cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0"), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", function, err, out)
@@ -320,7 +320,7 @@ func TestStartToFirstAnswer(t *testing.T) { // not parallel: it measures time
 	bearer := d.token(auth.TokenSpec{Name: "admin", Role: auth.Admin})
 	who := d.principal(d.start("authorizer"), bearer)
 	agent := map[string]any{"principal": `{"id":"tok_x","kind":"agent","roles":["agent"],"clusters":["clu_x"]}`}
-	// What the other three are rung for is of an operation that is not there: they
+	// What the other four are rung for is of an operation that is not there: they
 	// look, and have nothing to do.
 	nobody := id.New(id.Operation, time.Now())
 	message := func(body string) any {
@@ -331,6 +331,11 @@ func TestStartToFirstAnswer(t *testing.T) { // not parallel: it measures time
 	image := map[string]any{"pk": keys["pk"], "sk": keys["sk"], "v": map[string]any{"N": "1"}, "f": map[string]any{"N": "1"}}
 	change := map[string]any{"Records": []any{map[string]any{"eventID": "e", "eventName": "INSERT", "eventSource": "aws:dynamodb",
 		"dynamodb": map[string]any{"Keys": keys, "NewImage": image, "SequenceNumber": "1"}}}}
+	head := record.StreamHeadKey("clu_00000000000000000000000000")
+	headKeys := map[string]any{"pk": map[string]any{"S": head.PK}, "sk": map[string]any{"S": head.SK}}
+	headImage := map[string]any{"pk": headKeys["pk"], "sk": headKeys["sk"], "v": map[string]any{"N": "1"}, "f": map[string]any{"N": "1"}}
+	headChange := map[string]any{"Records": []any{map[string]any{"eventID": "e", "eventName": "INSERT", "eventSource": "aws:dynamodb",
+		"dynamodb": map[string]any{"Keys": headKeys, "NewImage": headImage, "SequenceNumber": "1"}}}}
 	for _, tt := range []struct {
 		function string
 		event    any
@@ -341,6 +346,7 @@ func TestStartToFirstAnswer(t *testing.T) { // not parallel: it measures time
 		{"agentapi", event(agent, "POST", "/v1/agent/renewals", `{"agent_id":"agt_x","boot":"b","renewals":[]}`), `"statusCode":404`}, // there is no such agent
 		{"relay", change, `{"batchItemFailures":[]}`},
 		{"sweep", message(`{"version":1,"kind":"wake","due":"2026-07-01T00:00:00Z"}`), `{"batchItemFailures":[]}`},
+		{"react", headChange, `{"batchItemFailures":[]}`},
 		{"plane", message(`{"version":1,"operation":"` + nobody + `"}`), `{"batchItemFailures":[]}`},
 	} {
 		var kept bool

@@ -3,6 +3,7 @@ package inproc
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -34,6 +35,9 @@ type Faults struct {
 	// operations within a batch, each item's own records staying in order.
 	Redeliver float64
 	Reorder   bool
+	// Spoil is the share of stream batches that have a record in front which no
+	// function can read.
+	Spoil float64
 	// Lose, Repeat and Late are shares of queue messages that never arrive, arrive
 	// twice, or arrive with those that are received some seconds later.
 	Lose, Repeat, Late float64
@@ -41,8 +45,8 @@ type Faults struct {
 	mu   sync.Mutex
 	held map[string][]heldMessage // by queue
 
-	stopped                                 atomic.Bool
-	killed, lost, late, throttled, repeated atomic.Int64
+	stopped                                             atomic.Bool
+	killed, lost, late, throttled, repeated, unreadable atomic.Int64
 }
 
 // Stop ends the hurting.
@@ -50,7 +54,7 @@ func (f *Faults) Stop() { f.stopped.Store(true) }
 
 // Counts says how much was hurt.
 func (f *Faults) Counts() map[string]int64 {
-	return map[string]int64{"killed": f.killed.Load(), "lost": f.lost.Load(), "late": f.late.Load(), "throttled": f.throttled.Load(), "repeated": f.repeated.Load()}
+	return map[string]int64{"killed": f.killed.Load(), "lost": f.lost.Load(), "late": f.late.Load(), "throttled": f.throttled.Load(), "repeated": f.repeated.Load(), "unreadable": f.unreadable.Load()}
 }
 
 func (f *Faults) strikes(share float64) bool {
@@ -99,6 +103,16 @@ func (f *Faults) batches(changes []ledger.Change) [][]ledger.Change {
 		return [][]ledger.Change{changes, changes}
 	}
 	return [][]ledger.Change{changes}
+}
+
+// spoiled is a batch, maybe with an unreadable record in front.
+func (f *Faults) spoiled(records []json.RawMessage) []json.RawMessage {
+	if f == nil || !f.strikes(f.Spoil) {
+		return records
+	}
+	n := f.unreadable.Add(1)
+	bad := fmt.Sprintf(`{"eventID":"bad-%d","eventSource":"aws:dynamodb","dynamodb":{"SequenceNumber":"9%012d","NewImage":{"v":{"N":[]}}}}`, n, n)
+	return append([]json.RawMessage{json.RawMessage(bad)}, records...)
 }
 
 // shuffled mixes the items, each of whose records stay in order.

@@ -67,6 +67,8 @@ type Deployment struct {
 	// Operations is what operations cost, Idle what is paid without any:
 	// heartbeats, inventory, polls that found nothing, ticks.
 	Operations, Idle *bill.Meter
+	// Alerts is what judging events by the alert rules costs.
+	Alerts *bill.Meter
 	// Plane is one more client of the deployment, metered with the operations.
 	Plane *cloud.Plane
 	// Watch reads the ledger without being metered.
@@ -94,7 +96,7 @@ func Start(t testing.TB, o Options) *Deployment {
 	suffix := make([]byte, 5)
 	_, _ = rand.Read(suffix) // it never fails (crypto/rand)
 	d := &Deployment{t: t, opts: o, name: "opsplane-" + hex.EncodeToString(suffix), Operations: bill.NewMeter(), client: &http.Client{}, log: &logCounter{}}
-	d.Idle = d.Operations.Beside()
+	d.Idle, d.Alerts = d.Operations.Beside(), d.Operations.Beside()
 	if d.opts.Tick == 0 {
 		d.opts.Tick = time.Minute
 	}
@@ -120,7 +122,8 @@ func Start(t testing.TB, o Options) *Deployment {
 	t.Cleanup(api.Close)
 	d.URL = api.URL
 	run := func(f func(context.Context)) { wg.Go(func() { f(ctx) }) }
-	run(d.stream())
+	run(d.relay())
+	run(d.react())
 	run(d.wakes())
 	run(d.plans())
 	d.agent(ctx, &wg)

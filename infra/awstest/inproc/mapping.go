@@ -17,6 +17,8 @@ import (
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
 	"github.com/opsplane/opsplane/shared/queue/sqs"
+	"github.com/opsplane/opsplane/shared/react"
+	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/relay"
 	"github.com/opsplane/opsplane/shared/sweep"
 	"github.com/opsplane/opsplane/shared/worker"
@@ -28,10 +30,30 @@ const (
 	visibility  = 60 * time.Second
 )
 
-// stream is the mapping from the table's stream to relay.
-func (d *Deployment) stream() func(context.Context) {
+// streamHandler is a function behind the table's stream.
+type streamHandler func(context.Context, worker.StreamEvent) (events.DynamoDBEventResponse, error)
+
+// relay is the function relay; it takes what asked for the feed, less the deletes,
+// which never do.
+func (d *Deployment) relay() func(context.Context) {
 	p := d.function("relay", d.Operations)
 	h := &worker.Relay{Relay: p.Relay(), Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}
+	return d.stream(d.Operations, h.Handle, func(c ledger.Change) bool { return !c.Deleted })
+}
+
+// react is the function react; it takes the heads of streams and the mark of the
+// rules.
+func (d *Deployment) react() func(context.Context) {
+	p := d.function("react", d.Alerts)
+	r := &react.Reactor{Store: p.Store, Logger: p.Log}
+	h := &worker.React{Store: p.Store, Follow: r.Follow, Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}
+	return d.stream(d.Alerts, h.Handle, func(c ledger.Change) bool {
+		return !c.Deleted && (record.StreamOf(c.Key) != "" || c.Key == record.RulesKey)
+	})
+}
+
+// stream is a mapping from the table's stream to a function, with its filter.
+func (d *Deployment) stream(m *bill.Meter, handle streamHandler, filter func(ledger.Change) bool) func(context.Context) {
 	feed := d.streamFeed()
 	var sequence atomic.Int64
 	return func(ctx context.Context) {
@@ -43,32 +65,29 @@ func (d *Deployment) stream() func(context.Context) {
 				continue
 			}
 			at = next
+			changes = slices.DeleteFunc(changes, func(c ledger.Change) bool { return !filter(c) })
 			if len(changes) == 0 {
 				continue
 			}
-			for _, batch := range d.opts.Faults.batches(asWritten(changes)) {
-				d.deliver(ctx, h, batch, &sequence)
+			for _, batch := range d.opts.Faults.batches(changes) {
+				d.deliver(ctx, m, handle, batch, &sequence)
 			}
 		}
 	}
 }
 
-// asWritten drops what the mapping's filter drops: deletes were never asked for.
-func asWritten(changes []ledger.Change) []ledger.Change {
-	return slices.DeleteFunc(changes, func(c ledger.Change) bool { return c.Deleted })
-}
-
-// deliver gives relay a batch until it takes it, from the record that it names.
-func (d *Deployment) deliver(ctx context.Context, h *worker.Relay, changes []ledger.Change, sequence *atomic.Int64) {
+// deliver gives a function a batch until it takes it, from the record that it names.
+func (d *Deployment) deliver(ctx context.Context, m *bill.Meter, handle streamHandler, changes []ledger.Change, sequence *atomic.Int64) {
 	records := make([]json.RawMessage, len(changes))
 	for i, c := range changes {
 		records[i] = streamRecord(c, sequence.Add(1))
 	}
+	records = d.opts.Faults.spoiled(records)
 	for len(records) > 0 && ctx.Err() == nil {
 		var res events.DynamoDBEventResponse
 		var err error
-		d.Operations.Invoke(ctx, func(ctx context.Context) {
-			d.opts.Faults.invoke(ctx, func(ctx context.Context) { res, err = h.Handle(ctx, worker.StreamEvent{Records: records}) })
+		m.Invoke(ctx, func(ctx context.Context) {
+			d.opts.Faults.invoke(ctx, func(ctx context.Context) { res, err = handle(ctx, worker.StreamEvent{Records: records}) })
 		})
 		switch {
 		case err == nil && len(res.BatchItemFailures) == 0:
@@ -106,7 +125,10 @@ func sequenceOf(r json.RawMessage) string {
 func (d *Deployment) wakes() func(context.Context) {
 	make := func(m *bill.Meter) *worker.Sweep {
 		p := d.function("sweep", m)
-		return &worker.Sweep{Sweep: p.Sweep(p.Relay()), Logger: p.Log, Metrics: p.Metrics}
+		r := &react.Reactor{Store: p.Store, Logger: p.Log}
+		s := p.Sweep(p.Relay())
+		s.React = worker.Timers(r.Follow)
+		return &worker.Sweep{Sweep: s, Judge: r.Follow, Logger: p.Log, Metrics: p.Metrics}
 	}
 	onWake, onTick := make(d.Operations), make(d.Idle)
 	return func(ctx context.Context) {

@@ -15,6 +15,7 @@ import (
 var Functions = map[string]string{
 	"ApiFunction": "api", "AgentApiFunction": "agentapi", "AuthorizerFunction": "authorizer",
 	"RelayFunction": "relay", "SweepFunction": "sweep", "PlaneFunction": "plane",
+	"ReactFunction": "react",
 }
 
 // Stack is a deployed template.

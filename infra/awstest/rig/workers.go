@@ -18,6 +18,7 @@ import (
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
 	"github.com/opsplane/opsplane/shared/queue"
 	"github.com/opsplane/opsplane/shared/queue/sqs"
+	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/relay"
 	"github.com/opsplane/opsplane/shared/sweep"
 )
@@ -71,13 +72,15 @@ func (s Stack) Workers(ctx context.Context) (wait func(), err error) {
 	}
 	var wg sync.WaitGroup
 	ring := p.Relay()
+	judge := &react.Reactor{Store: p.Store, Logger: p.Log}
 	wg.Go(func() {
 		for at := ""; ctx.Err() == nil; {
 			changes, next, err := feed.Changes(ctx, at, 100, time.Second)
 			if err == nil {
 				_, derr := ring.DispatchFeed(ctx, changes)
 				_, perr := ring.PublishFeed(ctx, changes)
-				err = errors.Join(derr, perr, ring.BusFeed(ctx, changes))
+				_, jerr := judge.Take(ctx, changes)
+				err = errors.Join(derr, perr, ring.BusFeed(ctx, changes), jerr)
 			}
 			if err != nil {
 				pause(ctx, 200*time.Millisecond)
@@ -87,7 +90,9 @@ func (s Stack) Workers(ctx context.Context) (wait func(), err error) {
 		}
 	})
 	wg.Go(func() {
-		for due := p.Sweep(ring); pause(ctx, 500*time.Millisecond); {
+		due := p.Sweep(ring)
+		due.React = judge.Follow
+		for pause(ctx, 500*time.Millisecond) {
 			_, _ = due.Run(ctx)         // what failed is due again
 			_, _ = due.DeadLetters(ctx) // likewise
 		}

@@ -67,7 +67,12 @@ func TestAlarms(t *testing.T) {
 	silence.below, silence.missing = true, "breaching"
 	age := sum("AWS/Lambda IteratorAge FunctionName={Ref RelayFunction}")
 	age.statistic = "Maximum"
+	judging := age
+	judging.metric = "AWS/Lambda IteratorAge FunctionName={Ref ReactFunction}"
 	want := map[string]alarm{
+		"ReactDeadAlarm":        sum(own("ReactGivenUp", "SweepFunction")),
+		"ReactAgeAlarm":         judging,
+		"UnjudgedAlarm":         sum(own("StreamsUnjudged", "ReactFunction")),
 		"DeadLettersAlarm":      sum(own("DeadLetters", "SweepFunction")),
 		"StreamDeadAlarm":       sum(own("StreamGivenUp", "SweepFunction")),
 		"StreamUnreadableAlarm": sum(own("StreamUnreadable", "RelayFunction")),

@@ -27,7 +27,7 @@ type program struct {
 
 func load(t *testing.T) program {
 	t.Helper()
-	cfg := &packages.Config{Mode: packages.LoadAllSyntax, Dir: root, BuildFlags: []string{"-tags=lambda.norpc"}, Env: append(os.Environ(), "CGO_ENABLED=0")}
+	cfg := &packages.Config{Mode: packages.LoadAllSyntax, Dir: root, BuildFlags: []string{"-tags=lambda.norpc,nethttpomithttp2"}, Env: append(os.Environ(), "CGO_ENABLED=0")}
 	pkgs, err := packages.Load(cfg, "./functions/...")
 	if err != nil {
 		t.Fatal(err)

@@ -16,8 +16,10 @@ import (
 	"github.com/opsplane/opsplane/infra/awstest/rig"
 	"github.com/opsplane/opsplane/shared/cloud"
 	"github.com/opsplane/opsplane/shared/gateway"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
 	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // number is a value that YAML may give as one of several kinds.
@@ -141,8 +143,8 @@ func TestQueuesAreGuarded(t *testing.T) {
 			t.Errorf("%s is not under the policy that asks for TLS", logical)
 		}
 	}
-	if n != 4 {
-		t.Errorf("%d queues, want plane, sweep, dead and stream-dead", n)
+	if n != 5 {
+		t.Errorf("%d queues, want plane, sweep, dead, stream-dead and react-dead", n)
 	}
 }
 
@@ -203,7 +205,7 @@ func TestRoutes(t *testing.T) {
 	}
 	open, user := "NONE <nil> integrations/${ApiIntegration}", "CUSTOM {Ref Authorizer} integrations/${ApiIntegration}"
 	want := map[string]string{
-		"GET /healthz": open, "GET /readyz": open, "GET /openapi.json": open, "GET /docs": open, "$default": user, gateway.PreflightRoute: open,
+		"GET /healthz": open, "GET /readyz": open, "GET /openapi.json": open, "GET /docs": open, "GET /docs/{proxy+}": open, "$default": user, gateway.PreflightRoute: open,
 		"ANY /v1/agent/{proxy+}": "CUSTOM {Ref Authorizer} integrations/${AgentApiIntegration}",
 	}
 	if d := cmp.Diff(want, have); d != "" {
@@ -260,25 +262,55 @@ func TestBrowsersMaySend(t *testing.T) {
 	}
 }
 
-// TestStreamOfRelay: relay takes only what asked for the feed, a bad record takes
-// no batch with it, and what is given up is kept.
-func TestStreamOfRelay(t *testing.T) {
+// TestStreamReaders: relay takes only what asked for the feed, react of that the
+// heads of event streams and the mark of the rules; a bad record takes no batch
+// with it, and what is given up is kept. No more than two may read a shard
+// (Amazon DynamoDB Developer Guide, "Change data capture for DynamoDB Streams").
+func TestStreamReaders(t *testing.T) {
 	t.Parallel()
-	events := read(t).Resources["RelayFunction"].Properties["Events"].(map[string]any)
-	p := events["Stream"].(map[string]any)["Properties"].(map[string]any)
-	want := map[string]any{
-		"StartingPosition": "TRIM_HORIZON", "FunctionResponseTypes": []any{"ReportBatchItemFailures"}, "BisectBatchOnFunctionError": true,
-		"FilterCriteria":    map[string]any{"Filters": []any{map[string]any{"Pattern": `{"dynamodb":{"NewImage":{"f":{"N":["1"]}}}}`}}},
-		"DestinationConfig": map[string]any{"OnFailure": map[string]any{"Type": "SQS", "Destination": Call{"GetAtt", "StreamDeadQueue.Arn"}}},
+	tpl := read(t)
+	pattern := func(k ledger.Key) any {
+		keys := fmt.Sprintf(`"pk":{"S":[%q]},"sk":{"S":[%q]}`, k.PK, k.SK)
+		if k.PK == "" {
+			keys = fmt.Sprintf(`"sk":{"S":[%q]}`, k.SK)
+		}
+		return map[string]any{"Pattern": `{"dynamodb":{"Keys":{` + keys + `},"NewImage":{"f":{"N":["1"]}}}}`}
 	}
-	for name, v := range want {
-		if d := cmp.Diff(v, p[name]); d != "" {
-			t.Errorf("%s: %s", name, d)
+	readers := map[string][]any{
+		"RelayFunction": {map[string]any{"Pattern": `{"dynamodb":{"NewImage":{"f":{"N":["1"]}}}}`}, "StreamDeadQueue.Arn"},
+		"ReactFunction": {pattern(ledger.Key{SK: record.StreamHeadKey("").SK}), pattern(record.RulesKey), "ReactDeadQueue.Arn"},
+	}
+	for logical := range rig.Functions {
+		sources, _ := tpl.Resources[logical].Properties["Events"].(map[string]any)
+		for name, s := range sources {
+			source := s.(map[string]any)
+			if source["Type"] != "DynamoDB" {
+				continue
+			}
+			of, ok := readers[logical]
+			if delete(readers, logical); !ok {
+				t.Errorf("%s.%s reads the stream too", logical, name)
+				continue
+			}
+			p := source["Properties"].(map[string]any)
+			want := map[string]any{
+				"StartingPosition": "TRIM_HORIZON", "FunctionResponseTypes": []any{"ReportBatchItemFailures"}, "BisectBatchOnFunctionError": true,
+				"FilterCriteria":    map[string]any{"Filters": of[:len(of)-1]},
+				"DestinationConfig": map[string]any{"OnFailure": map[string]any{"Type": "SQS", "Destination": Call{"GetAtt", of[len(of)-1]}}},
+			}
+			for name, v := range want {
+				if d := cmp.Diff(v, p[name]); d != "" {
+					t.Errorf("%s of %s: %s", name, logical, d)
+				}
+			}
+			for _, bound := range []string{"MaximumRecordAgeInSeconds", "MaximumRetryAttempts"} {
+				if number(t, p[bound]) <= 0 {
+					t.Errorf("%s of %s is not bounded", bound, logical)
+				}
+			}
 		}
 	}
-	for _, bound := range []string{"MaximumRecordAgeInSeconds", "MaximumRetryAttempts"} {
-		if number(t, p[bound]) <= 0 {
-			t.Errorf("%s is not bounded", bound)
-		}
+	for logical := range readers {
+		t.Errorf("%s reads no stream", logical)
 	}
 }

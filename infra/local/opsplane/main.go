@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/netip"
+	"net/url"
 	"os"
 	"os/signal"
 	"strings"
@@ -44,9 +46,13 @@ type upCmd struct {
 	Insecure  bool          `help:"Allow an address that is not loopback without TLS."`
 	Retention time.Duration `help:"How long finished operations are kept." default:"4320h"`
 	Events    time.Duration `help:"How long events are kept." default:"720h"`
-	Rate      float64       `help:"Requests a second for each principal." default:"500"`
-	Waits     int           `help:"Open waits for each principal." default:"100"`
-	Log       string        `help:"Log level." enum:"debug,info,warn,error" default:"info"`
+	// A type, or a family, and an age: several, by semicolons.
+	Details map[string]time.Duration `help:"How long the details of events of a type are kept, where that is less, such as operation.*=336h." name:"event-details"`
+	Rate    float64                  `help:"Requests a second for each principal." default:"500"`
+	Waits   int                      `help:"Open waits for each principal." default:"100"`
+	Allow   []netip.Prefix           `help:"Networks inside that receivers of alerts may be in, such as 10.0.0.0/8; others are refused." name:"webhook-allow" placeholder:"CIDR"`
+	Public  string                   `help:"URL at which people reach the engine, for links in notifications." name:"public-url" env:"OPSPLANE_PUBLIC_URL"`
+	Log     string                   `help:"Log level." enum:"debug,info,warn,error" default:"info"`
 
 	// Hidden: the docs' bounds follow from these; tests shorten them.
 	Lease        time.Duration `hidden:"" default:"15s"`
@@ -76,7 +82,18 @@ func (c *upCmd) check() error {
 	case c.Events < time.Hour:
 		return fmt.Errorf("--events must be 1h or more, is %s", c.Events)
 	}
+	if u, err := url.Parse(c.Public); c.Public != "" && (err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" || u.RawQuery != "" || u.Fragment != "") {
+		return fmt.Errorf("--public-url must be an http or https URL without a query, is %q", c.Public)
+	}
+	if err := c.policy().Check(); err != nil {
+		return fmt.Errorf("--event-details: %w", err)
+	}
 	return nil
+}
+
+// policy is how long what has ended is kept.
+func (c *upCmd) policy() retention.Policy {
+	return retention.Policy{Operations: c.Retention, Events: c.Events, Agents: retention.Default.Agents, Details: c.Details}
 }
 
 func (c *upCmd) Run() error {
@@ -93,7 +110,7 @@ func (c *upCmd) Run() error {
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	o := local.Options{Data: c.Data, Addr: c.Addr, TLSCert: c.TLSCert, TLSKey: c.TLSKey, Insecure: c.Insecure, Logger: log,
 		Timing:    operation.Timing{Lease: c.Lease, CallDeadline: c.CallDeadline, RingAfter: c.RingAfter, AgentSilent: c.AgentSilent},
-		Retention: retention.Policy{Operations: c.Retention, Events: c.Events, Agents: retention.Default.Agents}, RequestsPerSecond: c.Rate, Waits: c.Waits}
+		Retention: c.policy(), RequestsPerSecond: c.Rate, Waits: c.Waits, WebhookAllow: c.Allow, PublicURL: strings.TrimRight(c.Public, "/")}
 	if c.OIDCIssuer != "" {
 		roles := map[string]auth.Role{}
 		for value, role := range c.OIDCMap {

@@ -1,0 +1,48 @@
+// Function react follows the table's stream beside relay: it judges streams of
+// events by the alert rules.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/aws/aws-lambda-go/lambda"
+
+	"github.com/opsplane/opsplane/shared/cloud"
+	"github.com/opsplane/opsplane/shared/ledger/dynamo"
+	"github.com/opsplane/opsplane/shared/react"
+	"github.com/opsplane/opsplane/shared/worker"
+)
+
+func main() {
+	h, err := handler(context.Background())
+	if err != nil {
+		slog.Error("cannot start", "err", err)
+		os.Exit(1)
+	}
+	lambda.Start(h.Handle)
+}
+
+func handler(ctx context.Context) (*worker.React, error) {
+	p, err := cloud.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &react.Reactor{Store: p.Store, Logger: p.Log}
+	return &worker.React{Store: p.Store, Follow: r.Follow, Counts: func() worker.Judged { return counts(r.Metrics.Read()) },
+		Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}, nil
+}
+
+// counts sums what a reactor has counted.
+func counts(s react.Stats) worker.Judged {
+	j := worker.Judged{Events: s.Judged, Latency: time.Duration(s.LatencySum * float64(time.Second))}
+	for _, n := range s.Told {
+		j.Told += n
+	}
+	for _, n := range s.Latency {
+		j.Fired += n
+	}
+	return j
+}

@@ -1,0 +1,35 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opsplane/opsplane/shared/alert"
+)
+
+// TestNight plays the night and finds it as it is checked in.
+func TestNight(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(t.TempDir(), "opsplane")
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program, "github.com/opsplane/opsplane/infra/local/opsplane")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the program: %v\n%s", err, out)
+	}
+	list := filepath.Join("..", "..", "docs", "night.txt")
+	text, err := os.ReadFile(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range alert.ShippedRules() {
+		if !strings.Contains(string(text), "\n"+r.Rule.Name+": ") {
+			t.Errorf("nothing sets off %s", r.Rule.Name)
+		}
+	}
+	if err := run(program, list, false); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,87 @@
+package local
+
+import (
+	"context"
+	"sync"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/react"
+)
+
+// lanes are those of receivers that are due: the sweep adds them, and each is
+// served by one goroutine, so that a receiver that is slow holds up neither the
+// sweep nor another receiver.
+type lanes struct {
+	mu     sync.Mutex
+	serves func(ledger.Key) // nil: nobody serves, and what is due stays so
+	busy   map[ledger.Key]bool
+}
+
+// notifyDue hands on a lane that is due.
+func (e *Engine) notifyDue(_ context.Context, key ledger.Key) error {
+	e.lanes.mu.Lock()
+	defer e.lanes.mu.Unlock()
+	if e.lanes.serves == nil || e.lanes.busy[key] {
+		return nil
+	}
+	if e.lanes.busy == nil {
+		e.lanes.busy = map[ledger.Key]bool{}
+	}
+	e.lanes.busy[key] = true
+	e.lanes.serves(key)
+	return nil
+}
+
+// deliver sends what is due to one receiver.
+func (e *Engine) deliver(ctx context.Context, key ledger.Key) {
+	err := e.Receivers.Deliver(ctx, key)
+	if err != nil && ctx.Err() == nil {
+		e.opts.Logger.Error("a receiver could not be served", "lane", key.PK, "err", err)
+		sleep(ctx, reactAgain)
+	}
+	e.lanes.mu.Lock()
+	defer e.lanes.mu.Unlock()
+	delete(e.lanes.busy, key)
+}
+
+// notify makes messages of the streams that the records are about. One that cannot
+// be told holds up neither the others nor the feed: notifyLoop tries it again.
+func (e *Engine) notify(ctx context.Context, changes []ledger.Change) error {
+	streams, _ := react.Wakes(changes)
+	failed, err := e.Receivers.Each(ctx, streams)
+	e.untold.add(failed...)
+	if err != nil && ctx.Err() == nil {
+		e.opts.Logger.Error("streams could not be told", "streams", len(failed), "err", err)
+	}
+	return nil
+}
+
+// notifyLoop serves lanes until ctx ends, and then waits until they are left. It
+// tells all streams once, for what happened while nobody did, and from then on those
+// that could not be told.
+func (e *Engine) notifyLoop(ctx context.Context) {
+	var wg sync.WaitGroup
+	e.lanes.mu.Lock()
+	e.lanes.serves = func(key ledger.Key) { wg.Go(func() { e.deliver(ctx, key) }) }
+	e.lanes.mu.Unlock()
+	defer func() {
+		e.lanes.mu.Lock()
+		e.lanes.serves = nil
+		e.lanes.mu.Unlock()
+		wg.Wait()
+	}()
+	tell := func(failed []string, err error) bool {
+		e.untold.add(failed...)
+		if err != nil && ctx.Err() == nil {
+			e.opts.Logger.Error("streams could not be told", "streams", len(failed), "err", err)
+		}
+		return err == nil || len(failed) > 0
+	}
+	for !tell(e.Receivers.All(ctx)) && sleep(ctx, reactAgain) {
+	}
+	for sleep(ctx, reactAgain) {
+		if streams := e.untold.take(); len(streams) > 0 {
+			tell(e.Receivers.Each(ctx, streams))
+		}
+	}
+}

@@ -1,0 +1,58 @@
+package agentapi
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/ledger/sqlite"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// An agent's clock is told to be wrong once, and right once: by two heartbeats in
+// a row, with a band between the two.
+func TestClockIsTold(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	clock := func() time.Time { return now }
+	db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db"), Now: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	s := &Service{Store: &record.Store{Ledger: db, Now: clock, Timing: operation.OneMachine}, Logger: slog.New(slog.DiscardHandler)}
+	var got []string
+	from := int64(1)
+	for i, skew := range []time.Duration{0, -time.Hour, 0, time.Hour, time.Hour, time.Hour, 20 * time.Second, 5 * time.Second, 5 * time.Second, -45 * time.Second, -31 * time.Second} {
+		now = now.Add(5 * time.Second)
+		if _, err := s.Heartbeat(context.Background(), "clu_1", protocol.Heartbeat{Name: "a", Boot: "b", SentAt: now.Add(skew)}); err != nil {
+			t.Fatal(err)
+		}
+		evs, _, err := event.ReadStream(t.Context(), db, "clu_1", from, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range evs {
+			from = e.Sequence + 1
+			if e.Type != event.TypeAgentOnline {
+				got = append(got, fmt.Sprint(i)+" "+e.Type+" "+string(e.Detail))
+			}
+		}
+	}
+	want := []string{
+		`4 agent.clock_skewed {"skew_ms":3600000,"boot":"b"}`,
+		`8 agent.clock_ok {"skew_ms":5000,"boot":"b"}`,
+		`10 agent.clock_skewed {"skew_ms":-31000,"boot":"b"}`,
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+}

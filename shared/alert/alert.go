@@ -1,0 +1,162 @@
+package alert
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+// State is where an alert stands.
+type State string
+
+// The states of an alert.
+const (
+	// Pending: the condition holds, but not for as long as the rule wants. It
+	// leaves by time (firing) or when the condition ends (resolved, withdrawn).
+	Pending State = "pending"
+	// Firing: told. It leaves when the condition has ended (resolved).
+	Firing State = "firing"
+	// Resolved: over. Nothing leaves it; should the condition hold again, that is
+	// another alert.
+	Resolved State = "resolved"
+)
+
+// States lists the states.
+var States = []State{Pending, Firing, Resolved}
+
+// Reasons of transitions.
+const (
+	ReasonHolds     = "condition_holds"
+	ReasonEnded     = "condition_ended" // by resolve_when, or by what was missing
+	ReasonQuiet     = "quiet"           // nothing matched for so long
+	ReasonWithdrawn = "withdrawn"       // it did not hold for as long as the rule wants
+	ReasonFlapping  = "flapping"
+	ReasonSteady    = "steady"          // it flaps no more
+	ReasonUnmuted   = "inhibition_over" // what inhibited it is resolved
+	ReasonUnsilence = "silence_over"
+	ReasonChanged   = "rule_changed"
+	ReasonDisabled  = "rule_disabled"
+	ReasonDeleted   = "rule_deleted"
+	ReasonCluster   = "cluster_deleted"
+)
+
+// Evidence is an event by which an alert came about.
+type Evidence struct {
+	Event    string    `json:"event"`
+	Type     string    `json:"type"`
+	Sequence int64     `json:"sequence"`
+	At       time.Time `json:"at"` // when it happened
+}
+
+// keptEvidence is how many of the first and of the last events are kept.
+const keptEvidence = 5
+
+// Ack is that a person took an alert on.
+type Ack struct {
+	By   operation.Actor `json:"by"`
+	At   time.Time       `json:"at"`
+	Note string          `json:"note,omitempty"`
+}
+
+// Alert is what a rule derived from a stream.
+type Alert struct {
+	ID          string            `json:"id"`
+	Rule        string            `json:"rule"`
+	RuleID      string            `json:"rule_id"`
+	RuleVersion int64             `json:"rule_version"`
+	Cluster     string            `json:"cluster,omitempty"` // empty: the plane
+	Stream      string            `json:"stream"`
+	Group       map[string]string `json:"group"`
+	// Folded: it stands for all groups over the limit.
+	Folded   bool              `json:"folded,omitempty"`
+	State    State             `json:"state"`
+	Severity string            `json:"severity"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Summary  string            `json:"summary,omitempty"`
+	Runbook  string            `json:"runbook,omitempty"`
+	// Since is when the condition began to hold, by the plane's clock.
+	Since      time.Time  `json:"since"`
+	FiredAt    *time.Time `json:"fired_at,omitempty"`
+	ResolvedAt *time.Time `json:"resolved_at,omitempty"`
+	// Reason is that of the last transition.
+	Reason string    `json:"reason"`
+	Last   time.Time `json:"last"`  // when the last match was received
+	Count  int64     `json:"count"` // matches
+	// Evidence has the first events and the last ones.
+	Evidence []Evidence `json:"evidence"`
+	Flapping bool       `json:"flapping,omitempty"`
+	// InhibitedBy is the alert that keeps this one from being told, SilencedBy
+	// the silence.
+	InhibitedBy string `json:"inhibited_by,omitempty"`
+	SilencedBy  string `json:"silenced_by,omitempty"`
+	Acked       *Ack   `json:"acknowledged,omitempty"`
+	// Subject and Operation are those of the event that set it off.
+	Subject   event.Subject `json:"subject"`
+	Operation string        `json:"operation,omitempty"`
+	History   []Step        `json:"history"`
+	// GroupKey is the item that has what changes while the alert is open.
+	GroupKey string `json:"group_key"`
+}
+
+// Step is a line of an alert's history.
+type Step struct {
+	At     time.Time `json:"at"`
+	State  State     `json:"state"`
+	Reason string    `json:"reason"`
+}
+
+// keptHistory bounds an alert's history: the first line and the last ones.
+const keptHistory = 30
+
+// bytes is about what the alert takes when it is kept.
+func (a *Alert) bytes() int {
+	n := 2000 + len(a.Summary) + len(a.Runbook) + len(a.Evidence)*220 + len(a.History)*100
+	for k, v := range a.Labels {
+		n += len(k) + len(v) + 8
+	}
+	for k, v := range a.Group {
+		n += len(k) + len(v) + 8
+	}
+	return n
+}
+
+// Muted tells whether someone said that the alert should not be told.
+func (a *Alert) Muted() bool { return a.SilencedBy != "" || a.InhibitedBy != "" }
+
+// Transition is a change of an alert that is told.
+type Transition struct {
+	// Kind is the type of its event: event.TypeAlert...
+	Kind  string
+	At    time.Time
+	Alert Alert // as it is afterwards
+	// N counts the alert's transitions: with its id it tells one from another.
+	N int64
+	// Happened is when the event that caused it happened, zero for a timer's.
+	Happened time.Time
+}
+
+// Types of the events of alerts.
+const (
+	TypePending  = "alert.pending"
+	TypeFiring   = "alert.firing"
+	TypeFlapping = "alert.flapping"
+	TypeResolved = "alert.resolved"
+	TypeFolded   = "alert.groups_folded"
+)
+
+// summary fills a rule's summary in: "{subject}" is the name of what the last
+// match was about.
+func summary(text string, group map[string]string, subject string) string {
+	if !strings.Contains(text, "{") {
+		return text
+	}
+	pairs := make([]string, 0, 2*len(group)+2)
+	for _, k := range slices.Sorted(maps.Keys(group)) {
+		pairs = append(pairs, "{"+k+"}", group[k])
+	}
+	return strings.NewReplacer(append(pairs, "{subject}", subject)...).Replace(text)
+}

@@ -1,0 +1,226 @@
+package alert
+
+import (
+	"fmt"
+	"sync"
+
+	"cel.dev/cel-go/cel"
+	"cel.dev/cel-go/checker"
+	celast "cel.dev/cel-go/common/ast"
+	"cel.dev/cel-go/common/types"
+)
+
+// Limits of expressions.
+const (
+	// MaxCost bounds what an expression may be estimated to cost at save, in
+	// CEL's units, and RunCost what one evaluation of it may cost.
+	MaxCost = 200_000
+	RunCost = 50_000
+	// freeCost: what is estimated below it is not metered when it runs.
+	freeCost = 200
+	// maxRegexProgram bounds a regular expression, in instructions of its
+	// program; RE2 keeps its time linear in the text.
+	maxRegexProgram = 500
+	maxDepthCEL     = 50
+)
+
+// The sizes that the estimate takes for what is only known when it runs.
+const (
+	assumedString = 256
+	assumedList   = 64
+)
+
+var environment = sync.OnceValues(func() (*cel.Env, error) {
+	reg, err := types.NewRegistry()
+	if err != nil {
+		return nil, fmt.Errorf("make type registry: %w", err)
+	}
+	p := provider{reg}
+	return cel.NewEnv(
+		cel.CustomTypeAdapter(p), cel.CustomTypeProvider(p),
+		cel.Variable("event", cel.ObjectType(eventType)),
+		cel.Variable("operation", cel.ObjectType(operationType)),
+		cel.OptionalTypes(),
+		cel.CrossTypeNumericComparisons(true),
+		cel.ParserExpressionSizeLimit(MaxExprBytes),
+		cel.ParserRecursionLimit(maxDepthCEL),
+		cel.ASTValidators(cel.ValidateRegexLiterals(), cel.ValidateRegexProgramSizeLimit(maxRegexProgram),
+			cel.ValidateDurationLiterals(), cel.ValidateTimestampLiterals()),
+	)
+})
+
+// program is a compiled expression.
+type program struct {
+	run       cel.Program
+	metered   bool
+	estimate  uint64 // its most, by assumed sizes
+	needsSpec bool
+}
+
+// compile checks an expression and compiles it; what is wrong is added to f. An
+// empty expression is nil.
+func compile(f *Faults, pointer, expr string, want *cel.Type, metered bool) *program {
+	if expr == "" {
+		return nil
+	}
+	if len(expr) > MaxExprBytes {
+		f.add(pointer, CodeRange, "has %d bytes, the limit is %d", len(expr), MaxExprBytes)
+		return nil
+	}
+	env, err := environment()
+	if err != nil {
+		f.add(pointer, CodeSyntax, "%v", err)
+		return nil
+	}
+	ast, issues := env.Compile(expr)
+	if issues != nil && issues.Err() != nil {
+		for i, e := range issues.Errors() {
+			if i == 5 {
+				break // enough to begin with
+			}
+			code := CodeType
+			if _, bad := env.Parse(expr); bad != nil && bad.Err() != nil {
+				code = CodeSyntax
+			}
+			*f = append(*f, Fault{pointer, e.Location.Line(), e.Location.Column() + 1, code, e.Message})
+		}
+		return nil
+	}
+	if t := ast.OutputType(); !t.IsExactType(want) && !t.IsExactType(cel.DynType) {
+		*f = append(*f, Fault{pointer, 1, 1, CodeType, fmt.Sprintf("must give a %s, gives a %s", want, t)})
+		return nil
+	}
+	p := &program{}
+	if !patterns(f, pointer, ast, p) {
+		return nil
+	}
+	cost, err := env.EstimateCost(ast, sizes{})
+	if err != nil {
+		f.add(pointer, CodeCost, "its cost cannot be estimated: %v", err)
+		return nil
+	}
+	if cost.Max > MaxCost {
+		f.add(pointer, CodeCost, "may cost %d, the limit is %d: nested walks through lists and maps make it so", cost.Max, MaxCost)
+		return nil
+	}
+	p.estimate, p.metered = cost.Max, metered || cost.Max > freeCost
+	opts := []cel.ProgramOption{cel.EvalOptions(cel.OptOptimize)}
+	if p.metered {
+		opts = append(opts, cel.CostLimit(RunCost), cel.EvalOptions(cel.OptOptimize, cel.OptTrackCost))
+	}
+	if p.run, err = env.Program(ast, opts...); err != nil {
+		f.add(pointer, CodeType, "%v", err)
+		return nil
+	}
+	return p
+}
+
+// patterns looks through the expression: every regular expression must be
+// written out, so that it is checked at save, and it notes whether the
+// operation's spec is needed.
+func patterns(f *Faults, pointer string, ast *cel.Ast, p *program) bool {
+	ok := true
+	rep := ast.NativeRep()
+	celast.PostOrderVisit(rep.Expr(), celast.NewExprVisitor(func(e celast.Expr) {
+		switch e.Kind() {
+		case celast.CallKind:
+			c := e.AsCall()
+			if c.FunctionName() != "matches" {
+				return
+			}
+			if args := c.Args(); args[len(args)-1].Kind() != celast.LiteralKind {
+				ok = false
+				at := rep.SourceInfo().GetStartLocation(e.ID())
+				*f = append(*f, Fault{pointer, at.Line(), at.Column() + 1, CodeCost, "the pattern of matches must be written out"})
+			}
+		case celast.SelectKind:
+			s := e.AsSelect()
+			if o := s.Operand(); o.Kind() == celast.IdentKind && o.AsIdent() == "operation" && fields[operationType][s.FieldName()].spec {
+				p.needsSpec = true
+			}
+		}
+	}))
+	return ok
+}
+
+// sizes estimates what only the events tell.
+type sizes struct{}
+
+// EstimateSize implements checker.CostEstimator.
+func (sizes) EstimateSize(n checker.AstNode) *checker.SizeEstimate {
+	switch n.Type().Kind() {
+	case types.StringKind, types.BytesKind:
+		return &checker.SizeEstimate{Min: 0, Max: assumedString}
+	case types.ListKind, types.MapKind:
+		return &checker.SizeEstimate{Min: 0, Max: assumedList}
+	}
+	return &checker.SizeEstimate{Min: 0, Max: assumedString}
+}
+
+// EstimateCallCost implements checker.CostEstimator.
+func (sizes) EstimateCallCost(string, string, *checker.AstNode, []checker.AstNode) *checker.CallEstimate {
+	return nil
+}
+
+// bool evaluates a condition; a nil program holds. What cannot be evaluated, as
+// for a key that the detail does not have, does not hold, and is counted.
+func (p *program) bool(v *Vars, m *Meter) bool {
+	if p == nil {
+		return true
+	}
+	out := p.eval(v, m)
+	b, ok := out.(types.Bool)
+	if out != nil && !ok {
+		m.Errors++
+	}
+	return ok && bool(b)
+}
+
+// string evaluates to a string, ok unless that fails.
+func (p *program) string(v *Vars, m *Meter) (s string, ok bool) {
+	out := p.eval(v, m)
+	x, ok := out.(types.String)
+	if out != nil && !ok {
+		m.Errors++
+	}
+	return string(x), ok
+}
+
+func (p *program) eval(v *Vars, m *Meter) any {
+	m.Evaluated++
+	out, detail, err := p.run.Eval(v)
+	if p.metered && detail != nil {
+		if c := detail.ActualCost(); c != nil {
+			m.Cost += int64(*c)
+		}
+	}
+	if err != nil {
+		m.Errors++
+		return nil
+	}
+	return out
+}
+
+// Meter counts what judging took.
+type Meter struct {
+	Judged    int64 // events
+	Late      int64 // of them, those told more than Lateness after they happened
+	Matched   int64 // matches of rules
+	Evaluated int64 // expressions
+	Errors    int64 // of them, those that could not be evaluated
+	Cost      int64 // of metered expressions, in CEL's units
+	Folded    int64 // groups that were folded into "(other)"
+	Timers    int64 // timers that came
+}
+
+// Add adds the other's counts.
+func (m *Meter) Add(o Meter) {
+	m.Judged += o.Judged
+	m.Late += o.Late
+	m.Matched += o.Matched
+	m.Evaluated += o.Evaluated
+	m.Errors += o.Errors
+	m.Cost += o.Cost
+	m.Folded += o.Folded
+	m.Timers += o.Timers
+}

@@ -1,0 +1,187 @@
+package alert
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opsplane/opsplane/shared/event"
+)
+
+// op is an event of an operation's coming into a phase.
+func op(after time.Duration, id, typ, from, phase, target string, more ...any) event.Event {
+	return fact(after, "operation."+phase, target, append([]any{"operation", id, "type", typ, "from", from, "phase", phase, "target", "id-of-" + target}, more...)...)
+}
+
+// TestShippedRules plays, for each rule that ships, a history that sets it off and
+// one that does not, and sees it resolve. All rules judge all histories: what is
+// not told is as much a part of the answer.
+func TestShippedRules(t *testing.T) {
+	t.Parallel()
+	const m, h, day = time.Minute, time.Hour, 24 * time.Hour
+	for _, c := range []struct {
+		name  string
+		until time.Duration
+		evs   []event.Event
+		want  []string
+	}{
+		{"operation-stuck", 3 * h, []event.Event{
+			op(0, "op_a", "node.drain", "", "pending", "n1"),
+			op(1*m, "op_a", "node.drain", "pending", "dispatched", "n1"),
+			op(2*m, "op_a", "node.drain", "dispatched", "running", "n1"),
+			fact(30*m, "operation.waiting", "n1", "operation", "op_a", "type", "node.drain", "reason", "agent"),
+			op(70*m, "op_a", "node.drain", "running", "succeeded", "n1"),
+		}, []string{"1h2m0s firing operation-stuck{op_a} condition_holds", "1h10m0s resolved operation-stuck{op_a} condition_ended"}},
+		{"operation-stuck does not fire", 3 * h, []event.Event{
+			op(0, "op_a", "node.drain", "", "pending", "n1"),
+			op(59*m, "op_a", "node.drain", "pending", "dispatched", "n1"),
+			op(118*m, "op_a", "node.drain", "dispatched", "cancelled", "n1"),
+		}, []string{}},
+		{"operation-reconciling", h, []event.Event{
+			op(0, "op_a", "device.reset", "running", "reconciling", "gpu", "kind", "device"),
+			op(20*m, "op_a", "device.reset", "reconciling", "running", "gpu", "kind", "device"),
+			op(22*m, "op_a", "device.reset", "running", "reconciling", "gpu", "kind", "device"),
+			op(31*m, "op_a", "device.reset", "reconciling", "failed", "gpu", "kind", "device"),
+		}, []string{"10m0s firing operation-reconciling{op_a} condition_holds", "20m0s resolved operation-reconciling{op_a} condition_ended"}},
+		{"operation-timed-out", 30 * h, []event.Event{
+			op(0, "op_a", "node.drain", "running", "timed_out", "n1"),
+			op(0, "op_b", "node.drain", "running", "timed_out", "n2"),
+			op(h, "op_c", "node.cordon", "running", "succeeded", "n1"),
+			op(2*h, "op_d", "node.drain", "running", "succeeded", "n1"),
+		}, []string{
+			"0s firing operation-timed-out{n1} condition_holds", "0s firing operation-timed-out{n2} condition_holds",
+			"2h0m0s resolved operation-timed-out{n1} condition_ended", "24h0m0s resolved operation-timed-out{n2} quiet",
+		}},
+		{"retry-storm", 2 * h, []event.Event{
+			op(0, "op_a", "node.drain", "failed", "pending", "n1"),
+			op(1*m, "op_a", "node.drain", "pending", "dispatched", "n1"), // a first dispatch
+			op(5*m, "op_a", "node.drain", "failed", "pending", "n1"),
+			op(10*m, "op_a", "node.drain", "running", "dispatched", "n1"),
+			op(15*m, "op_b", "node.drain", "reconciling", "dispatched", "n1"),
+			op(16*m, "op_c", "node.drain", "", "pending", "n1"), // an operation of its own
+			op(20*m, "op_b", "node.drain", "failed", "pending", "n1"),
+			op(21*m, "op_b", "node.drain", "pending", "cancelled", "n1"), op(21*m, "op_c", "node.drain", "pending", "cancelled", "n1"),
+			op(21*m, "op_a", "node.drain", "dispatched", "cancelled", "n1"),
+		}, []string{"20m0s firing retry-storm{n1} condition_holds", "50m0s resolved retry-storm{n1} quiet"}},
+		{"retry-storm does not fire", 2 * h, []event.Event{
+			op(0, "op_a", "node.drain", "failed", "pending", "n1"), op(10*m, "op_a", "node.drain", "failed", "pending", "n1"),
+			op(20*m, "op_a", "node.drain", "failed", "pending", "n1"), op(25*m, "op_a", "node.drain", "failed", "pending", "n2"),
+			op(29*m, "op_a", "node.drain", "failed", "pending", "n1"), op(31*m, "op_a", "node.drain", "failed", "pending", "n1"),
+			op(31*m, "op_a", "node.drain", "pending", "cancelled", "n1"), op(31*m, "op_a", "node.drain", "pending", "cancelled", "n2"),
+		}, []string{}},
+		{"node-drained-again", 30 * day, []event.Event{
+			op(0, "op_a", "node.drain", "running", "succeeded", "n1"), op(day, "op_b", "node.cordon", "running", "succeeded", "n1"),
+			op(2*day, "op_c", "node.drain", "running", "succeeded", "n1"), op(3*day, "op_d", "node.drain", "running", "succeeded", "n2"),
+			op(6*day, "op_e", "node.drain", "running", "succeeded", "n1"), op(10*day, "op_f", "node.drain", "running", "succeeded", "n2"),
+			op(11*day, "op_g", "node.drain", "running", "succeeded", "n2"),
+		}, []string{"144h0m0s firing node-drained-again{id-of-n1} condition_holds", "312h0m0s resolved node-drained-again{id-of-n1} quiet"}},
+		{"device-reset-again", 30 * day, []event.Event{
+			op(0, "op_a", "device.reset", "running", "succeeded", "gpu", "kind", "device"),
+			op(1*h, "op_b", "device.reset", "running", "failed", "gpu", "kind", "device"),
+			op(2*h, "op_c", "device.reset", "running", "succeeded", "gpu", "kind", "device"),
+			op(3*h, "op_d", "device.reset", "running", "succeeded", "gpu", "kind", "device"),
+		}, []string{"3h0m0s firing device-reset-again{id-of-gpu} condition_holds", "171h0m0s resolved device-reset-again{id-of-gpu} quiet"}},
+		{"device-degraded", 3 * h, []event.Event{
+			fact(0, "device.degraded", "gpu"), fact(m, "device.degraded", "gpu"), fact(2*m, "device.recovered", "gpu2"), fact(10*m, "device.recovered", "gpu"),
+		}, []string{"0s firing device-degraded{id-of-gpu} condition_holds", "10m0s resolved device-degraded{id-of-gpu} condition_ended"}},
+		{"device-degraded flaps", 3 * h, []event.Event{
+			fact(0, "device.degraded", "gpu"), fact(1*m, "device.recovered", "gpu"), fact(2*m, "device.degraded", "gpu"), fact(3*m, "device.recovered", "gpu"),
+			fact(4*m, "device.degraded", "gpu"), fact(5*m, "device.recovered", "gpu"), fact(6*m, "device.degraded", "gpu"), fact(7*m, "device.recovered", "gpu"),
+		}, []string{
+			"0s firing device-degraded{id-of-gpu} condition_holds", "1m0s resolved device-degraded{id-of-gpu} condition_ended",
+			"2m0s firing device-degraded{id-of-gpu} condition_holds", "3m0s resolved device-degraded{id-of-gpu} condition_ended",
+			"4m0s firing device-degraded{id-of-gpu} condition_holds", "5m0s flapping device-degraded{id-of-gpu} flapping",
+			"1h7m0s resolved device-degraded{id-of-gpu} steady",
+		}},
+		{"fatal-xid, causes and not victims", 30 * h, []event.Event{
+			fact(0, "device.xid", "gpu", "xid", 13, "class", "application"),
+			fact(0, "device.xid", "gpu", "xid", 45, "class", "victim", "victim_of", 79),
+			fact(0, "device.xid", "gpu", "xid", 48, "class", "hardware", "victim_of", 79),
+			fact(m, "device.xid", "gpu", "xid", 79, "class", "hardware", "count", 3),
+			fact(2*m, "device.xid", "gpu2", "xid", 119, "class", "driver"),
+			op(3*m, "op_a", "device.reset", "running", "succeeded", "gpu", "kind", "device"),
+		}, []string{
+			"1m0s firing fatal-xid{id-of-gpu} condition_holds", "2m0s firing fatal-xid{id-of-gpu2} condition_holds",
+			"3m0s resolved fatal-xid{id-of-gpu} condition_ended", "24h2m0s resolved fatal-xid{id-of-gpu2} quiet",
+		}},
+		{"deployment-oom-loop", 2 * h, []event.Event{
+			fact(0, "deployment.oom", "web", "count", 1), fact(5*m, "deployment.oom", "web"), fact(5*m, "deployment.oom", "db"), fact(14*m, "deployment.oom", "web"),
+		}, []string{"14m0s firing deployment-oom-loop{id-of-web} condition_holds", "29m0s resolved deployment-oom-loop{id-of-web} quiet"}},
+		{"deployment-oom-loop does not fire", 2 * h, []event.Event{
+			fact(0, "deployment.oom", "web"), fact(8*m, "deployment.oom", "web"), fact(15*m, "deployment.oom", "web"), fact(25*m, "deployment.oom", "web"),
+		}, []string{}},
+		{"node-not-ready-in-operation, the operation first", 2 * h, []event.Event{
+			op(0, "op_a", "node.drain", "dispatched", "running", "n1"),
+			fact(m, "node.not_ready", "n1"), fact(m, "node.not_ready", "n2"),
+			fact(10*m, "node.ready", "n1"),
+			op(11*m, "op_a", "node.drain", "running", "succeeded", "n1"),
+		}, []string{
+			"1m0s pending node-not-ready-in-operation{n1} condition_holds", "2m0s firing node-not-ready-in-operation{n1} condition_holds",
+			"10m0s resolved node-not-ready-in-operation{n1} condition_ended",
+		}},
+		{"node-not-ready-in-operation, of a device, the node first", 2 * h, []event.Event{
+			fact(0, "node.not_ready", "n1"),
+			op(5*m, "op_a", "device.reset", "dispatched", "running", "gpu", "kind", "device", "node", "n1"),
+			op(9*m, "op_a", "device.reset", "running", "failed", "gpu", "kind", "device", "node", "n1"),
+		}, []string{
+			"5m0s pending node-not-ready-in-operation{n1} condition_holds", "6m0s firing node-not-ready-in-operation{n1} condition_holds",
+			"9m0s resolved node-not-ready-in-operation{n1} condition_ended",
+		}},
+		{"agent-silent", 2 * h, []event.Event{
+			fact(0, "agent.silent", "a1"), fact(30*time.Second, "agent.online", "a1"),
+			fact(10*m, "agent.silent", "a1"), fact(20*m, "agent.online", "a1"), fact(30*m, "agent.silent", "a2"), fact(60*m, "agent.removed", "a2"),
+		}, []string{
+			"0s pending agent-silent{id-of-a1} condition_holds", "30s resolved agent-silent{id-of-a1} withdrawn",
+			"10m0s pending agent-silent{id-of-a1} condition_holds", "11m0s firing agent-silent{id-of-a1} condition_holds",
+			"20m0s resolved agent-silent{id-of-a1} condition_ended",
+			"30m0s pending agent-silent{id-of-a2} condition_holds", "31m0s firing agent-silent{id-of-a2} condition_holds",
+			"1h0m0s resolved agent-silent{id-of-a2} condition_ended",
+		}},
+		{"agent-clock-skewed", 2 * h, []event.Event{
+			fact(0, "agent.clock_skewed", "a1", "skew_ms", 3600000), fact(m, "agent.clock_ok", "a1"),
+		}, []string{"0s firing agent-clock-skewed{id-of-a1} condition_holds", "1m0s resolved agent-clock-skewed{id-of-a1} condition_ended"}},
+		{"dead-letters", 30 * h, []event.Event{
+			fact(0, "queue.dead_letter", "q"), fact(h, "queue.dead_letter", "q"),
+		}, []string{"0s firing dead-letters{q} condition_holds", "25h0m0s resolved dead-letters{q} quiet"}},
+		{"stream-gap", 2 * h, []event.Event{
+			fact(0, "stream.gap", "a1", "from", 4, "through", 9),
+		}, []string{"0s firing stream-gap{id-of-a1} condition_holds", "1h0m0s resolved stream-gap{id-of-a1} quiet"}},
+		{"nothing is wrong", 24 * h, []event.Event{
+			op(0, "op_a", "node.drain", "", "pending", "n1"), op(0, "op_a", "node.drain", "pending", "dispatched", "n1"),
+			op(0, "op_a", "node.drain", "dispatched", "running", "n1"), op(9*m, "op_a", "node.drain", "running", "succeeded", "n1"),
+			fact(10*m, "node.not_ready", "n1"), fact(11*m, "node.ready", "n1"), fact(12*m, "agent.online", "a1"),
+		}, []string{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var rules []*Compiled
+			for _, s := range ShippedRules() {
+				x, err := Compile(s.Rule, s.ID, 1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				rules = append(rules, x)
+			}
+			if d := cmp.Diff(c.want, play(t, rules, c.until, c.evs...)); d != "" {
+				t.Errorf("told (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// TestShippedRulesAreWhole: each has what a person needs at three in the morning.
+func TestShippedRulesAreWhole(t *testing.T) {
+	t.Parallel()
+	for _, s := range ShippedRules() {
+		r := s.Rule
+		if r.Description == "" || r.Summary == "" || r.Severity == "" || r.Runbook != "/docs/runbooks/"+r.Name+".md" {
+			t.Errorf("rule %s lacks a description, summary, severity, or its runbook: %q", r.Name, r.Runbook)
+		}
+		for _, on := range r.On {
+			if _, ok := event.Lookup(on); !ok {
+				t.Errorf("rule %s looks at %s, which the catalogue does not have", r.Name, on)
+			}
+		}
+	}
+}

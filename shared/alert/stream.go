@@ -1,0 +1,323 @@
+package alert
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/event"
+)
+
+// DefaultGroups bounds the groups of one rule in one stream; what comes beyond
+// is folded into one group.
+const DefaultGroups = 1000
+
+// Position is how far a stream is judged.
+type Position struct {
+	// Next is the sequence of the next event to judge.
+	Next int64 `json:"next"`
+	// Clock is the time of the stream in Unix milliseconds: the latest receipt of
+	// an event, or timer, so far. It never goes back.
+	Clock int64 `json:"clock"`
+	// Rules is the mark of the rules by which it was judged last.
+	Rules string `json:"rules"`
+	// Releases are alerts that are over and kept others from being told, which is
+	// yet to be made up for.
+	Releases []Release `json:"releases,omitempty"`
+}
+
+// Release is an alert that ended at a clock.
+type Release struct {
+	Alert string `json:"alert"`
+	Clock int64  `json:"clock"`
+}
+
+// Stream judges the events of one stream in order. All of it is a function of
+// the events, the clock that it is given and the set: no time and no chance of
+// its own. It is not safe for use by several goroutines.
+type Stream struct {
+	Name     string
+	Position Position
+	Meter    Meter
+	// MaxGroups bounds the groups of a rule; DefaultGroups when 0.
+	MaxGroups int
+
+	set     *Set
+	groups  map[groupKey]*Group
+	perRule map[string]int
+	folded  map[string]bool // rules that have an "(other)" group
+	timers  timers
+	dirty   map[groupKey]*Group // changed since the last Take
+	removed map[groupKey]*Group // likewise
+	weight  int                 // of the changed ones, in bytes
+	out     []Transition
+}
+
+// NewStream is a stream from a position, with the groups that were kept.
+func NewStream(name string, set *Set, at Position, groups []*Group) *Stream {
+	s := &Stream{
+		Name: name, Position: at, set: set, groups: map[groupKey]*Group{}, perRule: map[string]int{}, folded: map[string]bool{},
+		dirty: map[groupKey]*Group{}, removed: map[groupKey]*Group{},
+	}
+	s.Position.Next = max(at.Next, 1)
+	for _, g := range groups {
+		g.key, g.heap = keyOf(g.Rule, g.Values, g.Other), -1
+		s.put(g)
+		if c := set.Rule(g.Rule); c != nil && c.Digest == g.Digest {
+			_, due := g.next(c)
+			s.timers.set(g, due)
+		}
+	}
+	return s
+}
+
+func (s *Stream) put(g *Group) {
+	s.groups[g.key] = g
+	s.perRule[g.Rule]++
+	s.folded[g.Rule] = s.folded[g.Rule] || g.Other
+}
+
+// Groups is how many groups there are.
+func (s *Stream) Groups() int { return len(s.groups) }
+
+// Due is when the next timer comes, zero when there is none.
+func (s *Stream) Due() time.Time {
+	if len(s.timers) == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(s.timers[0].due).UTC()
+}
+
+// Load is how much has changed since the last Take: groups, transitions, and
+// about how many bytes they take.
+func (s *Stream) Load() (groups, transitions, bytes int) {
+	return len(s.dirty) + len(s.removed), len(s.out), s.weight
+}
+
+// Changes is what a Take returns: the groups to keep and to forget, and what is
+// to be told, in order.
+type Changes struct {
+	Keep, Forget []*Group
+	Told         []Transition
+}
+
+// Take returns what has changed since the last Take.
+func (s *Stream) Take() Changes {
+	var c Changes
+	for _, g := range s.dirty {
+		c.Keep = append(c.Keep, g)
+	}
+	for _, g := range s.removed {
+		c.Forget = append(c.Forget, g)
+	}
+	c.Told, s.out, s.weight = s.out, nil, 0
+	clear(s.dirty)
+	clear(s.removed)
+	return c
+}
+
+// Judge judges the next event; v are its variables. Timers that are due by its
+// receipt come first. full, asked between any two groups, ends it early: then it
+// returns false, and judging the same event again goes on where it stopped.
+func (s *Stream) Judge(v *Vars, full func() bool) bool {
+	e := v.e
+	if e.Sequence < s.Position.Next {
+		return true
+	}
+	if strings.HasPrefix(e.Type, "alert.") { // no rule judges what rules made
+		s.Position.Next = e.Sequence + 1
+		return true
+	}
+	clock := max(s.Position.Clock, e.ReceivedAt.UnixMilli())
+	if !s.advance(clock, full) {
+		return false
+	}
+	for _, l := range s.set.of(e.Type) {
+		if full() {
+			return false
+		}
+		if l.c.Covers(s.Name) {
+			s.judge(l, v, clock)
+		}
+	}
+	s.Meter.Judged++
+	if v.time > e.Timestamp.UnixMilli() {
+		s.Meter.Late++
+	}
+	s.Position.Next, s.Position.Clock = e.Sequence+1, clock
+	return true
+}
+
+// Tick lets the timers come that are due at now; the stream must have been
+// judged to its head at a time not before that. false: full ended it early.
+func (s *Stream) Tick(now time.Time, full func() bool) bool { return s.advance(now.UnixMilli(), full) }
+
+func (s *Stream) advance(clock int64, full func() bool) bool {
+	if !s.Release(full) {
+		return false
+	}
+	for len(s.timers) > 0 && s.timers[0].due <= clock {
+		if full() {
+			return false
+		}
+		g := s.timers[0]
+		c := s.set.Rule(g.Rule)
+		which, due := g.next(c)
+		at := max(due, s.Position.Clock) // one that came late, comes now
+		s.Position.Clock = at
+		s.Meter.Timers++
+		if which == timerMuted {
+			s.remind(c, g, at)
+			s.changed(c, g)
+			continue
+		}
+		effects, removed := g.fireTimer(c, which, at)
+		if removed {
+			s.remove(g)
+			continue
+		}
+		s.tell(c, g, effects)
+		s.changed(c, g)
+		if !s.Release(full) {
+			return false
+		}
+	}
+	return true
+}
+
+// judge takes an event to one rule.
+func (s *Stream) judge(l listed, v *Vars, clock int64) {
+	c := l.c
+	is, values := c.look(l.may, v, &s.Meter)
+	if is == 0 {
+		return
+	}
+	g := s.group(c, is, values)
+	if g == nil || g.Seq >= v.e.Sequence {
+		return
+	}
+	in := &input{seq: v.e.Sequence, at: v.time, clock: clock, is: is, e: v.e}
+	var ok bool
+	if is&roleMatch != 0 && c.distinct != nil {
+		if in.value, ok = c.distinct.string(v, &s.Meter); !ok {
+			is &^= roleMatch
+		}
+		in.value = brief(in.value)
+	}
+	if is&(roleBegin|roleEnd) != 0 {
+		if in.each, ok = c.each.string(v, &s.Meter); !ok {
+			is &^= roleBegin | roleEnd
+		}
+		in.each = bound(in.each)
+	}
+	if in.is = is; is == 0 {
+		return
+	}
+	if is&roleMatch != 0 {
+		s.Meter.Matched++
+	}
+	if g.heap == unknown {
+		s.adopt(c, g, v.e.Sequence, clock)
+	}
+	s.tell(c, g, g.apply(c, in))
+	s.changed(c, g)
+}
+
+// group finds the group of a rule, or one for it that is not kept yet; nil
+// where the event cannot mean anything without one.
+func (s *Stream) group(c *Compiled, is roles, values []string) *Group {
+	key := keyOf(c.ID, values, false)
+	if g := s.groups[key]; g != nil {
+		return g
+	}
+	most := s.MaxGroups
+	if most == 0 {
+		most = DefaultGroups
+	}
+	if s.perRule[c.ID] >= most || s.folded[c.ID] && s.perRule[c.ID] >= most-1 {
+		other := keyOf(c.ID, nil, true)
+		g := s.groups[other]
+		if g != nil || is&(roleMatch|roleBegin) == 0 {
+			return g
+		}
+		return &Group{Rule: c.ID, Digest: c.Digest, Other: true, key: other, heap: unknown}
+	}
+	if is&(roleMatch|roleBegin) == 0 {
+		return nil
+	}
+	return &Group{Rule: c.ID, Digest: c.Digest, Values: values, key: key, heap: unknown}
+}
+
+// unknown as a group's place among the timers: it is not one of the stream's yet.
+const unknown = -2
+
+// adopt makes a group one of the stream's. That groups are folded from now on is
+// told.
+func (s *Stream) adopt(c *Compiled, g *Group, seq, clock int64) {
+	g.heap = -1
+	s.put(g)
+	if !g.Other {
+		return
+	}
+	s.Meter.Folded++
+	v := Alert{Rule: c.Rule.Name, RuleID: c.ID, RuleVersion: c.Version, Stream: s.Name, Group: s.groupOf(c, g), Folded: true, Severity: event.Warning}
+	if s.Name != PlaneCluster {
+		v.Cluster = s.Name
+	}
+	s.out = append(s.out, Transition{Kind: TypeFolded, At: ms(clock), Alert: v, N: seq})
+}
+
+// changed notes that a group is to be kept, and when its next timer comes.
+func (s *Stream) changed(c *Compiled, g *Group) {
+	if s.dirty[g.key] != nil {
+		s.weight -= g.weight
+	}
+	s.dirty[g.key] = g
+	g.weight = g.bytes()
+	s.weight += g.weight
+	delete(s.removed, g.key)
+	_, due := g.next(c)
+	s.timers.set(g, due)
+}
+
+func (s *Stream) remove(g *Group) {
+	s.timers.set(g, 0)
+	delete(s.groups, g.key)
+	delete(s.dirty, g.key)
+	s.removed[g.key] = g
+	s.perRule[g.Rule]--
+	if g.Other {
+		s.folded[g.Rule] = false
+	}
+}
+
+// SetRules takes other rules, and other silences, at a clock. full ends it early:
+// then it returns false, and is to be called again. What becomes of open alerts
+// is their rule's to say.
+func (s *Stream) SetRules(set *Set, mark string, now time.Time, full func() bool) bool {
+	clock := max(s.Position.Clock, now.UnixMilli())
+	s.set = set
+	for _, g := range s.sorted() {
+		if full() {
+			return false
+		}
+		s.renew(g, clock)
+	}
+	s.Position.Rules, s.Position.Clock = mark, clock
+	return true
+}
+
+// sorted are the groups in a fixed order.
+func (s *Stream) sorted() []*Group {
+	out := make(timers, 0, len(s.groups))
+	for _, g := range s.groups {
+		out = append(out, g)
+	}
+	slices.SortFunc(out, func(a, b *Group) int {
+		return compareKeys(a.key, b.key)
+	})
+	return out
+}
+
+// Pass steps over an event unjudged.
+func (s *Stream) Pass(e *event.Event) { s.Position.Next = max(s.Position.Next, e.Sequence+1) }

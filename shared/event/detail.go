@@ -1,0 +1,157 @@
+package event
+
+import (
+	"time"
+
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+// What the details of the catalogue's types hold. The catalogue names one of
+// these for each type; the schemas that people read are made from them, and the
+// tests hold what the plane and the simulated agent tell to them. A detail may
+// hold more than its type here says: newer agents tell more.
+//
+// What an agent may leave out is omitempty.
+
+// OperationDetail is the detail of an operation's transition.
+type OperationDetail struct {
+	Operation  string           `json:"operation" doc:"The operation's id"`
+	Type       string           `json:"type" doc:"The operation's type"`
+	Phase      operation.Phase  `json:"phase,omitempty" doc:"The phase that it came into"`
+	From       operation.Phase  `json:"from,omitempty" doc:"The phase that it left"`
+	Reason     string           `json:"reason,omitempty" doc:"Of operation.waiting the code of what it waits for; else a code of why"`
+	Text       string           `json:"detail,omitempty"`
+	Generation int64            `json:"generation,omitempty" doc:"Of the lease; 0 before the first"`
+	Seq        int64            `json:"journal_seq" doc:"The number of the journal entry that this event is"`
+	Target     string           `json:"target" doc:"Id of what the operation acts on"`
+	TargetName string           `json:"target_name,omitempty"`
+	TargetUID  string           `json:"target_uid,omitempty" doc:"The target's UID in its cluster"`
+	Node       string           `json:"node,omitempty" doc:"Name of the node that the target is on"`
+	Resources  []string         `json:"resources" nullable:"false" doc:"Ids of all that the operation touches, at most 2,000"`
+	LeftOff    int              `json:"resources_left_off,omitempty" doc:"How many more there are"`
+	Parent     string           `json:"parent,omitempty" doc:"Id of the plan that it belongs to"`
+	Cause      *operation.Cause `json:"cause,omitempty" doc:"The first causal failure"`
+	ReportGen  int64            `json:"report_generation,omitempty" doc:"Of operation.late_report: the generation that was reported under"`
+}
+
+// NodeDetail is the detail of what happens to a node.
+type NodeDetail struct {
+	Ready       *bool  `json:"ready,omitempty"`
+	Unreachable *bool  `json:"unreachable,omitempty" doc:"The kubelet cannot be reached, so that nothing is known of the node"`
+	Reason      string `json:"reason,omitempty"`
+}
+
+// CordonDetail says whose a cordon is, or was.
+type CordonDetail struct {
+	Owner     string `json:"owner,omitempty" doc:"opsplane, or outside"`
+	Operation string `json:"operation,omitempty" doc:"Id of the operation that placed it"`
+	By        string `json:"by,omitempty"`
+	Reason    string `json:"reason,omitempty"`
+}
+
+// DeviceDetail is the detail of what happens to a device.
+type DeviceDetail struct {
+	Node    string `json:"node,omitempty" doc:"Name of its node"`
+	NodeUID string `json:"node_uid,omitempty"`
+	Index   *int   `json:"index,omitempty" doc:"Its place on the node"`
+	Health  string `json:"health,omitempty" doc:"ok, or what it is instead, such as degraded or unusable"`
+	Detail  string `json:"detail,omitempty"`
+}
+
+// XIDDetail is the detail of device.xid: one kind of error that the driver
+// reported of a device (NVIDIA, "Xid Errors"), repeats folded.
+type XIDDetail struct {
+	Node     string     `json:"node,omitempty" doc:"Name of its node"`
+	NodeUID  string     `json:"node_uid,omitempty"`
+	XID      int        `json:"xid" doc:"The number"`
+	Class    string     `json:"class,omitempty" doc:"What kind of error it is"`
+	Text     string     `json:"text,omitempty" doc:"What the driver said, without secrets"`
+	VictimOf int        `json:"victim_of,omitempty" doc:"The XID in whose wake it came; without one it is a cause"`
+	Count    int        `json:"count,omitempty" doc:"How often, since first"`
+	First    *time.Time `json:"first,omitempty"`
+	Last     *time.Time `json:"last,omitempty"`
+}
+
+// DeploymentDetail is the detail of what becomes of a deployment.
+type DeploymentDetail struct {
+	Kind     string `json:"kind,omitempty" doc:"Its kind in Kubernetes"`
+	Desired  *int   `json:"desired,omitempty" doc:"Replicas wanted"`
+	Ready    *int   `json:"ready,omitempty" doc:"Replicas that are ready"`
+	Updated  *int   `json:"updated,omitempty" doc:"Replicas of the newest revision"`
+	Image    string `json:"image,omitempty"`
+	Revision string `json:"revision,omitempty"`
+	Reason   string `json:"reason,omitempty" doc:"Of deployment.rollout_stuck: the first cause"`
+}
+
+// ContainerDetail is the detail of what happens again and again to a deployment's
+// containers: repeats within a minute or so are one event with their count.
+type ContainerDetail struct {
+	Count     int    `json:"count,omitempty" doc:"How often since it was last told"`
+	Pod       string `json:"pod,omitempty" doc:"namespace/name of the last one"`
+	PodUID    string `json:"pod_uid,omitempty"`
+	Container string `json:"container,omitempty"`
+	Restarts  *int   `json:"restarts,omitempty" doc:"Of that container"`
+	Node      string `json:"node,omitempty" doc:"Name of the pod's node"`
+	ExitCode  *int   `json:"exit_code,omitempty"`
+}
+
+// VersionDetail is the detail of component.version_changed.
+type VersionDetail struct {
+	From string `json:"from" doc:"Empty when it was not installed"`
+	To   string `json:"to" doc:"Empty when it is no longer"`
+}
+
+// ComponentDetail is the detail of a component's health.
+type ComponentDetail struct {
+	Version     string   `json:"version,omitempty"`
+	Unavailable []string `json:"unavailable,omitempty" nullable:"false" doc:"Its parts that do not work, at most 16"`
+}
+
+// AgentOnlineDetail is the detail of agent.online.
+type AgentOnlineDetail struct {
+	Version string `json:"version"`
+	Boot    string `json:"boot" doc:"Names the run of the agent's process"`
+}
+
+// AgentSilentDetail is the detail of agent.silent and agent.removed.
+type AgentSilentDetail struct {
+	LastSeen  time.Time `json:"last_seen"`
+	Boot      string    `json:"boot"`
+	SilentFor string    `json:"silent_for,omitempty" doc:"Of agent.removed: the age after which agents are forgotten"`
+}
+
+// ClockDetail is the detail of agent.clock_skewed and agent.clock_ok.
+type ClockDetail struct {
+	SkewMS int64  `json:"skew_ms" doc:"How far the agent's wall clock is ahead of the plane's, in milliseconds"`
+	Boot   string `json:"boot"`
+}
+
+// ClusterDetail is the detail of cluster.created and cluster.deleted.
+type ClusterDetail struct {
+	Cluster string `json:"cluster" doc:"The cluster's id"`
+	Name    string `json:"name"`
+}
+
+// ManualChangeDetail is the detail of manual.change.
+type ManualChangeDetail struct {
+	Change     string `json:"change" doc:"Id of the record"`
+	Target     string `json:"target" doc:"Id of what was changed"`
+	TargetName string `json:"target_name"`
+	Reason     string `json:"reason"`
+	Runbook    string `json:"runbook"`
+}
+
+// DeadLetterDetail is the detail of queue.dead_letter.
+type DeadLetterDetail struct {
+	DeadLetter string `json:"dead_letter" doc:"Id, at /v1/dead-letters"`
+	Reason     string `json:"reason"`
+	Operation  string `json:"operation" doc:"Id of the operation that it was about; empty: of none"`
+}
+
+// GapDetail is the detail of stream.gap.
+type GapDetail struct {
+	Agent   string `json:"agent" doc:"Id of the agent that reported"`
+	Boot    string `json:"boot" doc:"The run of its process that the numbers are of"`
+	From    int64  `json:"from" doc:"The first number that is missing"`
+	Through int64  `json:"through" doc:"The last one"`
+}

@@ -1,0 +1,149 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/react"
+)
+
+const alertsPath = "/v1/alerts"
+
+func (a *API) alertRoutes() {
+	tags := []string{"alerts"}
+	register(a, huma.Operation{Method: http.MethodGet, Path: alertsPath, Summary: "List alerts", Tags: tags,
+		Description: "The one that began last comes first. Those that are not over: state=pending&state=firing."},
+		access{action: auth.Read, several: []string{"state", "severity"}}, a.listAlerts)
+	register(a, huma.Operation{Method: http.MethodGet, Path: alertsPath + "/{id}", Summary: "Get alert", Tags: tags}, access{action: auth.Read}, a.getAlert)
+	register(a, huma.Operation{Method: http.MethodPost, Path: alertsPath + "/{id}/acknowledge", Summary: "Acknowledge alert", Tags: tags,
+		Description: "Says that somebody is at it. It stays as it is otherwise, and resolves as it would."},
+		access{action: auth.Silence, body: smallBody}, a.acknowledgeAlert)
+}
+
+// alertView is an alert with its links.
+type alertView struct {
+	alert.Alert
+	Links alertLinks `json:"links"`
+}
+
+type alertLinks struct {
+	Rule      string  `json:"rule"`
+	Operation *string `json:"operation"`
+	Node      *string `json:"node"`
+	Events    string  `json:"events"`
+}
+
+func viewAlert(x alert.Alert) alertView {
+	v := alertView{Alert: x, Links: alertLinks{Rule: rulesPath + "/" + x.RuleID, Events: "/v1/events?subject=" + x.Subject.ID}}
+	v.GroupKey = "" // where it is kept, which is nobody's concern
+	if x.Operation != "" {
+		link := operationsPath + "/" + x.Operation
+		v.Links.Operation = &link
+	}
+	if id.Prefix(x.Subject.ID) == id.Node {
+		link := "/v1/nodes/" + x.Subject.ID
+		v.Links.Node = &link
+	}
+	return v
+}
+
+func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
+	PageInput
+	State    []string `query:"state,explode" enum:"pending,firing,resolved"`
+	Severity []string `query:"severity,explode" enum:"info,warning,error,critical"`
+	Rule     string   `query:"rule" maxLength:"63" doc:"Name"`
+	Cluster  string   `query:"cluster" doc:"Id or name; plane is the plane's own"`
+	Since    string   `query:"since" doc:"RFC 3339: began at or after"`
+	Until    string   `query:"until" doc:"RFC 3339: began before"`
+}) (*listOutput[alertView], error) {
+	f := react.Filter{Severities: in.Severity, Rule: in.Rule}
+	for _, s := range in.State {
+		f.States = append(f.States, alert.State(s))
+	}
+	var err error
+	if f.Since, err = parseTime("since", in.Since); err != nil {
+		return nil, err
+	}
+	if f.Until, err = parseTime("until", in.Until); err != nil {
+		return nil, err
+	}
+	switch {
+	case in.Cluster == event.PlaneStream && rq.sees(""):
+		f.Streams = []string{event.PlaneStream}
+	case in.Cluster != "":
+		cluster, err := a.clusterParam(ctx, rq, in.Cluster)
+		if err != nil {
+			return nil, err
+		}
+		f.Streams = []string{cluster}
+	case len(rq.principal.Clusters) > 0:
+		f.Streams = rq.principal.Clusters
+	}
+	key := listKey("alerts", append(append([]string{in.Rule, in.Cluster, stamp(f.Since), stamp(f.Until)}, in.State...), in.Severity...)...)
+	place, err := decodeCursor(key, in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	found, next, err := a.cfg.Alerts.Alerts(ctx, f, place, in.Limit)
+	if err != nil {
+		return nil, err
+	}
+	items := make([]alertView, len(found))
+	for i, x := range found {
+		items[i] = viewAlert(x.Alert)
+	}
+	if next != "" {
+		next = encodeCursor(key, next)
+	}
+	return &listOutput[alertView]{Body: newList(items, next)}, nil
+}
+
+// AlertPath is exported for huma, which reads embedded fields only then.
+type AlertPath struct {
+	ID string `path:"id" maxLength:"64"`
+}
+
+// seenAlert is an alert that the caller may see.
+func (a *API) seenAlert(ctx context.Context, rq *request, alertID string) (alert.Alert, error) {
+	if !id.Valid(id.Alert, alertID) {
+		return alert.Alert{}, notFound("alert", alertID)
+	}
+	x, err := a.cfg.Alerts.Alert(ctx, alertID)
+	if err == nil && !rq.sees(x.Cluster) {
+		return x, notFound("alert", alertID)
+	}
+	return x, err
+}
+
+func (a *API) getAlert(ctx context.Context, rq *request, in *AlertPath) (*bodyOutput[alertView], error) {
+	x, err := a.seenAlert(ctx, rq, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return &bodyOutput[alertView]{Body: viewAlert(x)}, nil
+}
+
+func (a *API) acknowledgeAlert(ctx context.Context, rq *request, in *struct {
+	AlertPath
+	Body struct {
+		Note string `json:"note,omitempty" maxLength:"1024" doc:"What is known, and who does what"`
+	} `nameHint:"AcknowledgeBody"`
+}) (*bodyOutput[alertView], error) {
+	x, err := a.seenAlert(ctx, rq, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := rq.principal.Authorize(auth.Silence, x.Cluster); err != nil {
+		return nil, err
+	}
+	if x, err = a.cfg.Alerts.Acknowledge(ctx, rq.call(), in.ID, in.Body.Note); err != nil {
+		return nil, err
+	}
+	return &bodyOutput[alertView]{Body: viewAlert(x)}, nil
+}

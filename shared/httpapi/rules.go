@@ -1,0 +1,344 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/opsplane/opsplane/shared/admission"
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/react"
+)
+
+const rulesPath = "/v1/rules"
+
+// ruleBody bounds a rule with what is around it in a test's request.
+const ruleBody = alert.MaxRuleBytes + 4<<10
+
+func (a *API) ruleRoutes() {
+	tags := []string{"rules"}
+	manage := access{action: auth.ManageRules, fleet: true, body: ruleBody, yaml: true}
+	register(a, a.written(huma.Operation{Method: http.MethodPost, Path: rulesPath, Summary: "Create rule", Tags: tags, DefaultStatus: http.StatusCreated,
+		Description: "The body is a rule in YAML or JSON. Its conditions are checked for types and cost before it is taken; errors tell where."}, alert.Rule{}), manage, a.createRule)
+	register(a, huma.Operation{Method: http.MethodGet, Path: rulesPath, Summary: "List rules", Tags: tags,
+		Description: "The shipped rules and those that were made, by name."}, access{action: auth.Read}, a.listRules)
+	register(a, a.written(huma.Operation{Method: http.MethodPost, Path: rulesPath + "/test", Summary: "Test rule", Tags: tags,
+		Description: "Judges the stored events by a rule as if it had been in force: which alerts would have fired, when, on what evidence, and what it cost. Nothing is kept. " +
+			"It answers when its time is up with complete false and how far it came."}, ruleTestBody{}),
+		access{action: auth.Read, body: ruleBody, yaml: true}, a.testRule)
+	register(a, huma.Operation{Method: http.MethodGet, Path: rulesPath + "/{id}", Summary: "Get rule", Tags: tags}, access{action: auth.Read}, a.getRule)
+	register(a, a.written(huma.Operation{Method: http.MethodPut, Path: rulesPath + "/{id}", Summary: "Replace rule", Tags: tags,
+		Description: "What becomes of alerts that fire is the new rule's on_change: resolve (they end) or keep. A shipped rule is not replaced: override it."}, alert.Rule{}),
+		with(manage, http.StatusPreconditionFailed), a.replaceRule)
+	register(a, huma.Operation{Method: http.MethodDelete, Path: rulesPath + "/{id}", Summary: "Delete rule", Tags: tags,
+		Description: "Its alerts resolve. Of a shipped rule it takes the override back."},
+		access{action: auth.ManageRules, fleet: true, also: []int{http.StatusPreconditionFailed}}, a.deleteRule)
+	register(a, a.written(huma.Operation{Method: http.MethodPut, Path: rulesPath + "/{id}/override", Summary: "Override rule", Tags: tags,
+		Description: "Turns a shipped rule off, or changes its thresholds: what is given replaces the rule's own."}, alert.Override{}),
+		with(manage, http.StatusPreconditionFailed), a.overrideRule)
+}
+
+func with(ac access, also ...int) access {
+	ac.also = append(ac.also, also...)
+	return ac
+}
+
+// written documents a body that comes as YAML or JSON and that the domain reads
+// itself: it knows lines and columns.
+func (a *API) written(op huma.Operation, body any) huma.Operation {
+	schema := huma.SchemaFromType(a.huma.OpenAPI().Components.Schemas, reflect.TypeOf(body))
+	op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
+		"application/json": {Schema: schema}, yamlTypes[0]: {Schema: schema},
+	}}
+	op.SkipValidateBody = true
+	return op
+}
+
+// storedRuleView is a rule with what is known of it.
+type storedRuleView struct {
+	ID        string           `json:"id"`
+	Rule      alert.Rule       `json:"rule"`
+	Version   int64            `json:"version" doc:"Grows at each change; alerts name it"`
+	Digest    string           `json:"digest"`
+	Shipped   bool             `json:"shipped" doc:"It came with the product"`
+	Override  *alert.Override  `json:"override" doc:"What was changed of a shipped rule"`
+	CreatedAt *time.Time       `json:"created_at"`
+	CreatedBy *operation.Actor `json:"created_by"`
+	UpdatedAt *time.Time       `json:"updated_at"`
+	UpdatedBy *operation.Actor `json:"updated_by"`
+	Links     ruleLinks        `json:"links"`
+}
+
+type ruleLinks struct {
+	Alerts string `json:"alerts"`
+}
+
+func viewRule(r react.Rule) storedRuleView {
+	v := storedRuleView{ID: r.ID, Rule: r.Rule, Version: r.Version, Digest: r.Digest, Shipped: r.Shipped, Override: r.Override,
+		Links: ruleLinks{Alerts: alertsPath + "?rule=" + r.Rule.Name}}
+	if v.Override != nil && reflect.ValueOf(*v.Override).IsZero() { // taken back
+		v.Override = nil
+	}
+	if !r.CreatedAt.IsZero() {
+		v.CreatedAt, v.CreatedBy = &r.CreatedAt, &r.CreatedBy
+	}
+	if !r.UpdatedAt.IsZero() {
+		v.UpdatedAt, v.UpdatedBy = &r.UpdatedAt, &r.UpdatedBy
+	}
+	return v
+}
+
+type ruleOutput struct {
+	ETag string `header:"ETag" doc:"The rule's revision; none of a shipped rule that nobody changed"`
+	Body storedRuleView
+}
+
+func answerRule(r react.Rule) *ruleOutput {
+	out := &ruleOutput{Body: viewRule(r)}
+	if r.Revision > 0 {
+		out.ETag = strconv.Quote(strconv.FormatInt(r.Revision, 10))
+	}
+	return out
+}
+
+// RulePath is exported for huma, which reads embedded fields only then.
+type RulePath struct {
+	ID string `path:"id" maxLength:"64" doc:"Id or name"`
+}
+
+// readRule reads a rule's text; clusters may be named in it.
+func (a *API) readRule(ctx context.Context, rq *request) (alert.Rule, error) {
+	r, err := alert.ParseRule(rq.body)
+	if err != nil {
+		return alert.Rule{}, err
+	}
+	r.Clusters, err = a.clustersOf(ctx, rq, "", r.Clusters)
+	return *r, err
+}
+
+// clustersOf turns names of clusters into ids; at is the list's pointer.
+func (a *API) clustersOf(ctx context.Context, rq *request, at string, names []string) ([]string, error) {
+	var out []string
+	for i, name := range names {
+		if name == alert.PlaneCluster {
+			out = append(out, name)
+			continue
+		}
+		c, err := admission.FindCluster(ctx, a.cfg.Store, name)
+		if err != nil || !rq.sees(c.ID) {
+			return nil, alert.Faults{{Pointer: at + "/clusters/" + strconv.Itoa(i), Code: "not_found", Detail: "names no cluster; plane is the plane's own stream"}}
+		}
+		out = append(out, c.ID)
+	}
+	return out, nil
+}
+
+func (a *API) createRule(ctx context.Context, rq *request, _ *struct{ RawBody []byte }) (*createdOutput[storedRuleView], error) {
+	r, err := a.readRule(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	made, err := a.cfg.Alerts.CreateRule(ctx, rq.call(), r)
+	if err != nil {
+		return nil, err
+	}
+	return &createdOutput[storedRuleView]{Status: http.StatusCreated, Location: rulesPath + "/" + made.ID, Body: viewRule(made)}, nil
+}
+
+func (a *API) listRules(ctx context.Context, _ *request, in *struct {
+	PageInput
+	Shipped string `query:"shipped" enum:"true,false"`
+	Enabled string `query:"enabled" enum:"true,false"`
+}) (*listOutput[storedRuleView], error) {
+	key := listKey("rules", in.Shipped, in.Enabled)
+	place, err := decodeCursor(key, in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	all, err := a.cfg.Alerts.Rules(ctx)
+	if err != nil {
+		return nil, err
+	}
+	shipped, enabled := parseBool(in.Shipped), parseBool(in.Enabled)
+	items, next := []storedRuleView{}, ""
+	for _, r := range all {
+		if r.Rule.Name <= place || shipped != nil && *shipped != r.Shipped || enabled != nil && *enabled != r.Rule.IsEnabled() {
+			continue
+		}
+		if len(items) == in.Limit {
+			next = encodeCursor(key, items[len(items)-1].Rule.Name)
+			break
+		}
+		items = append(items, viewRule(r))
+	}
+	return &listOutput[storedRuleView]{Body: newList(items, next)}, nil
+}
+
+func (a *API) getRule(ctx context.Context, _ *request, in *RulePath) (*ruleOutput, error) {
+	r, err := a.cfg.Alerts.Rule(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return answerRule(r), nil
+}
+
+func (a *API) replaceRule(ctx context.Context, rq *request, in *struct {
+	RulePath
+	IfMatch string `header:"If-Match" doc:"Change only this revision"`
+	RawBody []byte
+}) (*ruleOutput, error) {
+	revision, err := parseETag("If-Match", in.IfMatch)
+	if err != nil {
+		return nil, err
+	}
+	r, err := a.readRule(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	made, err := a.cfg.Alerts.UpdateRule(ctx, rq.call(), in.ID, revision, r)
+	if err != nil {
+		return nil, err
+	}
+	return answerRule(made), nil
+}
+
+func (a *API) deleteRule(ctx context.Context, rq *request, in *struct {
+	RulePath
+	IfMatch string `header:"If-Match" doc:"Delete only this revision"`
+}) (*struct{}, error) {
+	revision, err := parseETag("If-Match", in.IfMatch)
+	if err != nil {
+		return nil, err
+	}
+	return nil, a.cfg.Alerts.DeleteRule(ctx, rq.call(), in.ID, revision)
+}
+
+func (a *API) overrideRule(ctx context.Context, rq *request, in *struct {
+	RulePath
+	IfMatch string `header:"If-Match" doc:"Change only this revision"`
+	RawBody []byte
+}) (*ruleOutput, error) {
+	revision, err := parseETag("If-Match", in.IfMatch)
+	if err != nil {
+		return nil, err
+	}
+	var o alert.Override
+	if err := alert.Decode(rq.body, &o); err != nil {
+		return nil, err
+	}
+	if o.Clusters, err = a.clustersOf(ctx, rq, "", o.Clusters); err != nil {
+		return nil, err
+	}
+	made, err := a.cfg.Alerts.OverrideRule(ctx, rq.call(), in.ID, revision, o)
+	if err != nil {
+		return nil, err
+	}
+	return answerRule(made), nil
+}
+
+// ruleTestBody is what a test judges.
+type ruleTestBody struct {
+	Rule  alert.Rule `json:"rule"`
+	Since string     `json:"since,omitempty" doc:"RFC 3339; a week ago when absent"`
+	Until string     `json:"until,omitempty" doc:"RFC 3339; now when absent"`
+}
+
+// ruleTestView is what the rule would have done.
+type ruleTestView struct {
+	react.Backtested
+	Alerts []alertView `json:"alerts" nullable:"false" doc:"Those that would have fired, as they stood at the end, in the order in which they began"`
+}
+
+// testWeek is how far back a test looks by itself.
+const testWeek = 7 * 24 * time.Hour
+
+// maxTest bounds what one test takes; it tells how far it came.
+const maxTest = 20 * time.Second
+
+func (a *API) testRule(ctx context.Context, rq *request, _ *struct{ RawBody []byte }) (*bodyOutput[ruleTestView], error) {
+	release, err := rq.wait() // a test is as dear as a wait is long
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	var body ruleTestBody
+	if err := alert.Decode(rq.body, &body); err != nil {
+		return nil, err
+	}
+	if err := body.Rule.Validate(); err != nil {
+		return nil, below("/rule", err)
+	}
+	b := react.Backtest{Rule: body.Rule}
+	if b.Rule.Clusters, err = a.clustersOf(ctx, rq, "/rule", b.Rule.Clusters); err != nil {
+		return nil, err
+	}
+	b.Since = a.now().Add(-testWeek)
+	for _, x := range []struct {
+		name, text string
+		at         *time.Time
+	}{{"since", body.Since, &b.Since}, {"until", body.Until, &b.Until}} {
+		if x.text == "" {
+			continue
+		}
+		if *x.at, err = operation.ParseTime(x.text); err != nil {
+			return nil, alert.Faults{{Pointer: "/" + x.name, Code: alert.CodeFormat, Detail: err.Error()}}
+		}
+	}
+	if b.Streams, err = a.streamsSeen(ctx, rq); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(maxTest, a.cfg.MaxWait))
+	defer cancel()
+	out, err := a.cfg.Alerts.Backtest(ctx, b)
+	if err != nil {
+		return nil, below("/rule", err)
+	}
+	v := ruleTestView{Backtested: out, Alerts: make([]alertView, len(out.Alerts))}
+	for i, x := range out.Alerts {
+		v.Alerts[i] = viewAlert(x)
+	}
+	return &bodyOutput[ruleTestView]{Body: v}, nil
+}
+
+// below moves faults of a rule to where the rule is in the body.
+func below(at string, err error) error {
+	faults, ok := err.(alert.Faults) //nolint:errorlint // they are returned as they are
+	if !ok {
+		return err
+	}
+	out := make(alert.Faults, len(faults))
+	for i, f := range faults {
+		if !strings.HasPrefix(f.Pointer, "/since") {
+			f.Pointer = at + f.Pointer
+		}
+		out[i] = f
+	}
+	return out
+}
+
+// streamsSeen lists the streams whose alerts and events the caller may see.
+func (a *API) streamsSeen(ctx context.Context, rq *request) ([]string, error) {
+	all, err := event.Streams(ctx, a.cfg.Store)
+	if err != nil {
+		return nil, err
+	}
+	out := []string{}
+	for _, s := range all {
+		cluster := s
+		if s == event.PlaneStream {
+			cluster = ""
+		}
+		if rq.sees(cluster) {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,128 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+const silencesPath = "/v1/silences"
+
+func (a *API) silenceRoutes() {
+	tags := []string{"silences"}
+	register(a, a.written(huma.Operation{Method: http.MethodPost, Path: silencesPath, Summary: "Create silence", Tags: tags, DefaultStatus: http.StatusCreated,
+		Description: "Keeps the alerts that it matches from being told, from starts_at to ends_at. They are judged and kept as ever."}, silenceBody{}),
+		access{action: auth.Silence, fleet: true, body: smallBody, yaml: true}, a.createSilence)
+	register(a, huma.Operation{Method: http.MethodGet, Path: silencesPath, Summary: "List silences", Tags: tags}, access{action: auth.Read}, a.listSilences)
+	register(a, huma.Operation{Method: http.MethodGet, Path: silencesPath + "/{id}", Summary: "Get silence", Tags: tags}, access{action: auth.Read}, a.getSilence)
+	register(a, huma.Operation{Method: http.MethodDelete, Path: silencesPath + "/{id}", Summary: "End silence", Tags: tags, DefaultStatus: http.StatusOK,
+		Description: "Ends it now; it stays in the list of past ones."}, access{action: auth.Silence, fleet: true}, a.endSilence)
+}
+
+// silenceBody is what a person gives.
+type silenceBody struct {
+	Matchers []alert.Match `json:"matchers" doc:"All of them must hold"`
+	StartsAt *time.Time    `json:"starts_at,omitempty" doc:"Now when absent"`
+	EndsAt   time.Time     `json:"ends_at"`
+	Reason   string        `json:"reason"`
+}
+
+// silenceView is a silence with its state.
+type silenceView struct {
+	ID        string          `json:"id"`
+	Matchers  []alert.Match   `json:"matchers" nullable:"false"`
+	StartsAt  time.Time       `json:"starts_at"`
+	EndsAt    time.Time       `json:"ends_at"`
+	State     string          `json:"state" enum:"pending,active,expired"`
+	Author    operation.Actor `json:"author"`
+	Reason    string          `json:"reason"`
+	CreatedAt time.Time       `json:"created_at"`
+}
+
+func (a *API) viewSilence(s alert.Silence) silenceView {
+	v := silenceView{ID: s.ID, Matchers: s.Matchers, StartsAt: s.StartsAt, EndsAt: s.EndsAt, State: "active", Author: s.Author, Reason: s.Reason, CreatedAt: s.Created}
+	switch now := a.now(); {
+	case !now.Before(s.EndsAt):
+		v.State = "expired"
+	case now.Before(s.StartsAt):
+		v.State = "pending"
+	}
+	return v
+}
+
+func (a *API) createSilence(ctx context.Context, rq *request, _ *struct{ RawBody []byte }) (*createdOutput[silenceView], error) {
+	var body silenceBody
+	if err := alert.Decode(rq.body, &body); err != nil {
+		return nil, err
+	}
+	s := alert.Silence{Matchers: body.Matchers, EndsAt: body.EndsAt, Reason: body.Reason, StartsAt: a.now()}
+	if body.StartsAt != nil {
+		s.StartsAt = *body.StartsAt
+	}
+	made, err := a.cfg.Alerts.CreateSilence(ctx, rq.call(), s)
+	if err != nil {
+		return nil, err
+	}
+	return &createdOutput[silenceView]{Status: http.StatusCreated, Location: silencesPath + "/" + made.ID, Body: a.viewSilence(made)}, nil
+}
+
+func (a *API) listSilences(ctx context.Context, _ *request, in *struct {
+	PageInput
+	Past string `query:"past" enum:"true,false" doc:"Those that are over, too"`
+}) (*listOutput[silenceView], error) {
+	key := listKey("silences", in.Past)
+	place, err := decodeCursor(key, in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	all, err := a.cfg.Alerts.Silences(ctx, in.Past == "true")
+	if err != nil {
+		return nil, err
+	}
+	items, next := []silenceView{}, ""
+	for i := range all {
+		if all[i].ID <= place {
+			continue
+		}
+		if len(items) == in.Limit {
+			next = encodeCursor(key, items[len(items)-1].ID)
+			break
+		}
+		items = append(items, a.viewSilence(all[i]))
+	}
+	return &listOutput[silenceView]{Body: newList(items, next)}, nil
+}
+
+// SilencePath is exported for huma, which reads embedded fields only then.
+type SilencePath struct {
+	ID string `path:"id" maxLength:"64"`
+}
+
+func (a *API) getSilence(ctx context.Context, _ *request, in *SilencePath) (*bodyOutput[silenceView], error) {
+	if !id.Valid(id.Silence, in.ID) {
+		return nil, notFound("silence", in.ID)
+	}
+	s, err := a.cfg.Alerts.Silence(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return &bodyOutput[silenceView]{Body: a.viewSilence(s)}, nil
+}
+
+func (a *API) endSilence(ctx context.Context, rq *request, in *SilencePath) (*bodyOutput[silenceView], error) {
+	if !id.Valid(id.Silence, in.ID) {
+		return nil, notFound("silence", in.ID)
+	}
+	s, err := a.cfg.Alerts.EndSilence(ctx, rq.call(), in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return &bodyOutput[silenceView]{Body: a.viewSilence(s)}, nil
+}

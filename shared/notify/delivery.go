@@ -1,0 +1,193 @@
+package notify
+
+import (
+	"encoding/json"
+	"maps"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// State is where a delivery stands.
+type State string
+
+// The states of a delivery.
+const (
+	// Pending: to be sent. It leaves when it was taken (delivered, or active), or
+	// after the last try (failed).
+	Pending State = "pending"
+	// Active: an Alertmanager knows that the alert fires, and is told again before
+	// it would forget. It leaves when the alert resolves (pending).
+	Active State = "active"
+	// Delivered: taken. Only a redelivery leaves it (pending).
+	Delivered State = "delivered"
+	// Failed: not taken by the last try. Only a redelivery leaves it (pending).
+	Failed State = "failed"
+)
+
+// States lists the states of deliveries.
+var States = []State{Pending, Active, Delivered, Failed}
+
+// How long deliveries are kept that are over.
+const (
+	DeliveredKept = 7 * 24 * time.Hour
+	FailedKept    = 30 * 24 * time.Hour
+)
+
+// Delivery is a message to a receiver: of a webhook a transition of an alert, of
+// an Alertmanager an alert.
+type Delivery struct {
+	ID       string `json:"id"`
+	Receiver string `json:"receiver"`
+	State    State  `json:"state"`
+	// Event is the event that is told, and the webhook's id over all tries.
+	Event    string `json:"event"`
+	Type     string `json:"type"`
+	Alert    string `json:"alert"`
+	Rule     string `json:"rule"`
+	Cluster  string `json:"cluster,omitempty"`
+	Stream   string `json:"stream"`
+	Sequence int64  `json:"sequence"`
+	// Received is when the plane took the event.
+	Received  time.Time `json:"received"`
+	CreatedAt time.Time `json:"created_at"`
+	// Next is when it is to be sent, of one that is pending or active.
+	Next time.Time `json:"next,omitzero"`
+	// Tries counts those since it was made, or redelivered, that failed.
+	Tries      int       `json:"tries"`
+	LastAt     time.Time `json:"last_at,omitzero"`
+	LastStatus int       `json:"last_status,omitempty"` // HTTP; 0: there was no answer
+	LastError  string    `json:"last_error,omitempty"`
+	DoneAt     time.Time `json:"done_at,omitzero"`
+	Redeliver  int       `json:"redelivered,omitempty"` // how often
+	// Payload is a webhook's body.
+	Payload json.RawMessage `json:"payload,omitempty"`
+	// Push is what an Alertmanager is told.
+	Push *push `json:"push,omitempty"`
+
+	version int64
+}
+
+// open tells whether it is to be sent.
+func (d *Delivery) open() bool { return d.State == Pending || d.State == Active }
+
+// pointer is the key by which it is found when it is due.
+func (d *Delivery) pointer() ledger.Key {
+	return record.PendingKey(d.Receiver, d.Next, d.Sequence, d.ID)
+}
+
+func (d *Delivery) item() ledger.Item {
+	sort := record.TimeSort(d.CreatedAt, d.ID)
+	it := ledger.Item{Key: record.DeliveryKey(d.Receiver, d.ID), Data: record.Encode(d), Index: map[ledger.Index]ledger.Key{
+		ledger.List:   {PK: record.DeliveriesOf(d.Receiver, ""), SK: sort},
+		ledger.Lookup: {PK: record.DeliveriesOf(d.Receiver, string(d.State)), SK: sort},
+	}}
+	switch d.State {
+	case Delivered:
+		it.Expires = d.DoneAt.Add(DeliveredKept)
+	case Failed:
+		it.Expires = d.DoneAt.Add(FailedKept)
+	}
+	return it
+}
+
+func decodeDelivery(it ledger.Item) (*Delivery, error) {
+	d, err := record.Decode[Delivery](it)
+	d.version = it.Version
+	return &d, err
+}
+
+// moved returns the writes that put a delivery as it is now in the place of what
+// was.
+func moved(was, d *Delivery) []ledger.Write {
+	writes := []ledger.Write{{Expect: was.version, Item: d.item()}}
+	if was.open() && !(d.open() && d.pointer() == was.pointer()) {
+		writes = append(writes, ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: was.pointer()}})
+	}
+	if d.open() && !(was.open() && d.pointer() == was.pointer()) {
+		writes = append(writes, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: d.pointer(), Data: []byte("{}")}})
+	}
+	return writes
+}
+
+// Message is a webhook's body (Standard Webhooks 1.0.0, "Payload structure").
+type Message struct {
+	Type      string    `json:"type"`
+	Timestamp time.Time `json:"timestamp"` // when it happened
+	Data      Data      `json:"data"`
+}
+
+// Data is what a webhook tells: the alert as it is after what happened, without its
+// history, and where it is found. Stream and Sequence tell which of two messages is
+// the later one.
+type Data struct {
+	alert.Alert
+	Sequence int64 `json:"sequence"`
+	Links    Links `json:"links"`
+	// These hide the alert's: webhooks are to have less than 20 kB.
+	History  *struct{} `json:"history,omitempty"`
+	GroupKey *struct{} `json:"group_key,omitempty"`
+}
+
+// Links lead to the plane; paths where it does not know its own URL.
+type Links struct {
+	Alert     string `json:"alert"`
+	Rule      string `json:"rule"`
+	Operation string `json:"operation,omitempty"`
+}
+
+func (s *Service) links(a *alert.Alert) Links {
+	l := Links{Alert: s.Base + "/v1/alerts/" + a.ID, Rule: s.Base + "/v1/rules/" + a.RuleID}
+	if a.Operation != "" {
+		l.Operation = s.Base + "/v1/operations/" + a.Operation
+	}
+	return l
+}
+
+// webhookID is the id of a webhook's delivery of an event.
+func webhookID(receiver, event string) string { return id.Derive(id.Delivery, receiver, event) }
+
+// alertID is the id of an Alertmanager's delivery of an alert.
+func alertID(receiver, alert string) string { return id.Derive(id.Delivery, receiver, "alert", alert) }
+
+func newDelivery(id string, r *ready, e *event.Event, a *alert.Alert, now time.Time) *Delivery {
+	return &Delivery{ID: id, Receiver: r.ID, State: Pending, Event: e.ID, Type: e.Type, Alert: a.ID, Rule: a.Rule, Cluster: a.Cluster,
+		Stream: e.Stream, Sequence: e.Sequence, Received: e.ReceivedAt, CreatedAt: now, Next: now}
+}
+
+// labelsOf are the labels of an alert for an Alertmanager, by which it tells one
+// from another: those of the receiver, of the rule and of the group, and
+// alertname, severity and cluster. What would hide one of these, or, of the group,
+// a label of the rule, is called group_NAME.
+func labelsOf(r *Receiver, a *alert.Alert) map[string]string {
+	out := maps.Clone(r.Labels)
+	if out == nil {
+		out = map[string]string{}
+	}
+	cluster := a.Cluster
+	if cluster == "" {
+		cluster = alert.PlaneCluster
+	}
+	fixed := map[string]string{"alertname": a.Rule, "severity": a.Severity, "cluster": cluster}
+	for k, v := range a.Labels {
+		if labelForm.MatchString(k) {
+			out[k] = v
+		}
+	}
+	for k, v := range a.Group {
+		_, taken := fixed[k]
+		if _, is := a.Labels[k]; is || taken {
+			k = "group_" + k
+		}
+		if labelForm.MatchString(k) {
+			out[k] = v
+		}
+	}
+	maps.Copy(out, fixed)
+	maps.DeleteFunc(out, func(_, v string) bool { return v == "" }) // to an Alertmanager, the same as none
+	return out
+}

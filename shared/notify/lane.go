@@ -1,0 +1,152 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// lane says who sends to a receiver. Its item's Due is when somebody has to: when
+// the first message is due, or when whoever sends should have said more.
+type lane struct {
+	// Holder has the lane until Lease; "" is nobody.
+	Holder string    `json:"holder,omitempty"`
+	Lease  time.Time `json:"lease,omitzero"`
+	// Fails counts the rounds since the last in which something was taken.
+	Fails int `json:"fails,omitempty"`
+	// Hold is until when nothing is sent: the receiver asked for it, or fails.
+	Hold time.Time `json:"hold,omitzero"`
+}
+
+const (
+	// leaseBeyond is how much longer than a round may take a lane is held.
+	leaseBeyond = 15 * time.Second
+	// maxHold bounds the pause that a receiver may ask for (Retry-After).
+	maxHold = time.Hour
+	// maxFailHold bounds the pause between rounds that fail.
+	maxFailHold = time.Minute
+	// farAhead is behind everything that is ever due: what is due later was put
+	// there by a clock that was ahead.
+	farAhead = 16 * time.Hour
+)
+
+// isDue tells whether a time has come.
+func isDue(at, now time.Time) bool {
+	return !at.IsZero() && (!at.After(now) || at.After(now.Add(farAhead)))
+}
+
+// held is a lane that this process holds.
+type held struct {
+	receiver string
+	lane     lane
+	version  int64
+	due      time.Time
+}
+
+// due is when to look at a lane that somebody else may hold, since a message is
+// due at the time.
+func (l *lane) due(was, at, now time.Time) time.Time {
+	if l.Holder != "" && l.Lease.After(now) && !l.Lease.After(now.Add(farAhead)) {
+		return was // the holder looks again: its next write of the lane conflicts
+	}
+	if was.IsZero() || at.Before(was) {
+		return at
+	}
+	return was
+}
+
+// wake returns the write that makes a lane due, or none where there is no lane.
+func (s *Service) wake(ctx context.Context, receiver string) ([]ledger.Write, error) {
+	it, err := s.Store.Ledger.Get(ctx, record.LaneKey(receiver))
+	if errors.Is(err, ledger.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read lane of receiver %s: %w", receiver, err)
+	}
+	w, err := wakeItem(it, s.now())
+	return []ledger.Write{w}, err
+}
+
+func wakeItem(it ledger.Item, now time.Time) (ledger.Write, error) {
+	l, err := record.Decode[lane](it)
+	if err != nil {
+		return ledger.Write{}, err
+	}
+	return ledger.Write{Expect: it.Version, WasDue: it.Due, Item: ledger.Item{Key: it.Key, Data: it.Data, Due: l.due(it.Due, now, now)}}, nil
+}
+
+// take takes a lane that is due; nil: it is not, or another was faster.
+func (s *Service) take(ctx context.Context, receiver, holder string, lease time.Duration) (*held, error) {
+	it, err := s.Store.Ledger.Get(ctx, record.LaneKey(receiver))
+	if errors.Is(err, ledger.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read lane of receiver %s: %w", receiver, err)
+	}
+	now := s.now()
+	if !isDue(it.Due, now) {
+		return nil, nil
+	}
+	l, err := record.Decode[lane](it)
+	if err != nil {
+		return nil, err
+	}
+	l.Holder = holder
+	h := &held{receiver: receiver, lane: l, version: it.Version, due: it.Due}
+	err = s.keep(ctx, h, lease)
+	if errors.Is(err, ledger.ErrConflict) {
+		return nil, nil // whoever it was made it due, or holds it
+	}
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// keep holds a lane for so much longer. ErrConflict: it was written meanwhile.
+func (s *Service) keep(ctx context.Context, h *held, lease time.Duration) error {
+	l := h.lane
+	l.Lease = s.now().Add(lease)
+	return s.putLane(ctx, h, l, l.Lease)
+}
+
+// leave gives a lane back until the time; zero: until something is due.
+func (s *Service) leave(ctx context.Context, h *held, due time.Time) error {
+	l := h.lane
+	l.Holder, l.Lease = "", time.Time{}
+	return s.putLane(ctx, h, l, due)
+}
+
+func (s *Service) putLane(ctx context.Context, h *held, l lane, due time.Time) error {
+	err := s.Store.Ledger.Commit(ctx, ledger.Write{Expect: h.version, WasDue: h.due,
+		Item: ledger.Item{Key: record.LaneKey(h.receiver), Data: record.Encode(l), Due: due}})
+	if err != nil {
+		return fmt.Errorf("keep lane of receiver %s: %w", h.receiver, err)
+	}
+	h.version, h.lane, h.due = h.version+1, l, due
+	return nil
+}
+
+// again takes over what others wrote to a lane that is held; false: it is held by
+// another now.
+func (s *Service) again(ctx context.Context, h *held) (bool, error) {
+	it, err := s.Store.Ledger.Get(ctx, record.LaneKey(h.receiver))
+	if errors.Is(err, ledger.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read lane of receiver %s: %w", h.receiver, err)
+	}
+	l, err := record.Decode[lane](it)
+	if err != nil || l.Holder != h.lane.Holder {
+		return false, err
+	}
+	h.version, h.due = it.Version, it.Due
+	return true, nil
+}

@@ -1,0 +1,346 @@
+// Package react judges event streams by the alert rules, and keeps rules, alerts
+// and silences.
+//
+// A Reactor reads each stream from its own position, lets package alert judge
+// what it reads, and keeps in one commit the position, the groups' state, the
+// alerts and their events, conditional on the position as it was. So a replay, a
+// crash between any two calls, a record that comes twice or a second reactor
+// neither lose an alert nor double one: whoever loses the race reads again.
+//
+// What wakes it (the feed's records of stream heads, the due index, another
+// process) is only a hint.
+package react
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// Defaults of a reactor.
+const (
+	defaultBatch = 500
+	// defaultResident bounds the groups that a process keeps at hand, of all
+	// streams together.
+	defaultResident = 200_000
+	// Backlog is how old an event may be when a stream is judged for the first
+	// time: a deployment that gets its first reactor is not told what is over.
+	Backlog = time.Hour
+	// saveEvery is how many events may pass that mean nothing to any rule before
+	// the position is kept: judging them again changes nothing.
+	saveEvery = 2000
+	// maxTries bounds how often a pass is tried again after losing a race.
+	maxTries = 50
+)
+
+// Bounds of one commit. They leave room below those of the ledger.
+const (
+	maxWrites = 80
+	maxBytes  = 2 << 20
+	maxTold   = 25 // an alert and an event each
+)
+
+// Reactor judges streams. It is safe for use by several goroutines, and by
+// several processes over one ledger.
+type Reactor struct {
+	Store  *record.Store
+	Logger *slog.Logger
+	// Batch is how many events are read at once; 500 when 0.
+	Batch int
+	// MaxGroups bounds the groups of a rule in a stream; alert.DefaultGroups when 0.
+	MaxGroups int
+	// Resident bounds the groups kept at hand; 200,000 when 0.
+	Resident int
+
+	Metrics Metrics
+
+	mu      sync.Mutex
+	streams map[string]*judged
+	tick    int64 // counts uses, for what goes first
+	rules   rules
+}
+
+// judged is a stream as this process knows it.
+type judged struct {
+	mu      sync.Mutex // one pass at a time
+	stream  *alert.Stream
+	version int64 // of its position
+	since   int64 // events received before are not judged, Unix milliseconds
+	due     time.Time
+	saved   int64 // the position's Next as it is kept
+	used    int64
+	size    atomic.Int64 // groups
+	// ahead are events that were read and not judged yet, for a commit was full;
+	// head is the stream's as it was when they were read.
+	ahead []event.Event
+	head  event.Head
+}
+
+// position is the data of a stream's position item.
+type position struct {
+	alert.Position
+	Since int64 `json:"since,omitempty"`
+}
+
+func (r *Reactor) now() time.Time { return r.Store.Now() }
+
+func (r *Reactor) of(stream string) *judged {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.streams == nil {
+		r.streams = map[string]*judged{}
+	}
+	j := r.streams[stream]
+	if j == nil {
+		j = &judged{}
+		r.streams[stream] = j
+	}
+	r.tick++
+	j.used = r.tick
+	return j
+}
+
+// Follow judges a stream to its head, and lets the timers come that are due. An
+// error leaves the stream as it was committed last; the others are not touched.
+func (r *Reactor) Follow(ctx context.Context, stream string) error {
+	j := r.of(stream)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for try := 0; ; {
+		more, err := r.pass(ctx, stream, j)
+		switch {
+		case err == nil && !more:
+			r.evict()
+			return nil
+		case err == nil:
+			try = 0
+			continue
+		}
+		j.stream = nil // what is at hand is not what is kept
+		if !errors.Is(err, ledger.ErrConflict) || try == maxTries {
+			return fmt.Errorf("judge stream %s: %w", stream, err)
+		}
+		r.Metrics.again()
+		if err := backOff(ctx, try); err != nil {
+			return fmt.Errorf("judge stream %s: %w", stream, err)
+		}
+		try++
+	}
+}
+
+// pass judges one batch of a stream and commits it. more: there may be more to do.
+func (r *Reactor) pass(ctx context.Context, stream string, j *judged) (more bool, err error) {
+	set, mark, err := r.load(ctx, stream, j)
+	if err != nil {
+		return false, err
+	}
+	s := j.stream
+	if s.Position.Rules != mark {
+		done := s.SetRules(set, mark, r.now(), full(s))
+		return true, r.commit(ctx, stream, j, commitment{keep: done})
+	}
+	events, head, err := r.read(ctx, stream, j)
+	var expired *event.ExpiredError
+	if errors.As(err, &expired) {
+		r.Metrics.lose(head.Low - s.Position.Next)
+		r.Logger.WarnContext(ctx, "events passed retention before they were judged", "stream", stream, "from", s.Position.Next, "through", head.Low-1)
+		s.Position.Next = head.Low
+		return true, r.commit(ctx, stream, j, commitment{keep: true})
+	}
+	if err != nil {
+		return false, err
+	}
+	whole, err := r.judge(ctx, s, j, set, events)
+	if err != nil {
+		return false, err
+	}
+	c := commitment{}
+	if whole && s.Position.Next >= head.Next {
+		now := r.now()
+		if due := s.Due(); !due.IsZero() && !due.After(now) {
+			c.ticked = true
+			whole = s.Tick(now, full(s))
+		}
+	} else {
+		more = true
+	}
+	return more || !whole, r.commit(ctx, stream, j, c)
+}
+
+// read returns the next events of a stream, and its head when they were read.
+func (r *Reactor) read(ctx context.Context, stream string, j *judged) ([]event.Event, event.Head, error) {
+	next := j.stream.Position.Next
+	for len(j.ahead) > 0 && j.ahead[0].Sequence < next {
+		j.ahead = j.ahead[1:]
+	}
+	if len(j.ahead) > 0 && j.ahead[0].Sequence == next {
+		return j.ahead, j.head, nil
+	}
+	batch := r.Batch
+	if batch == 0 {
+		batch = defaultBatch
+	}
+	events, head, err := event.ReadStream(ctx, r.Store.Ledger, stream, next, batch)
+	if err == nil {
+		j.ahead, j.head = events, head
+	}
+	return events, head, err
+}
+
+// judge judges events until the commit is full. It returns whether it judged all.
+func (r *Reactor) judge(ctx context.Context, s *alert.Stream, j *judged, set *alert.Set, events []event.Event) (bool, error) {
+	specs, err := r.specs(ctx, set, events)
+	if err != nil {
+		return false, err
+	}
+	defer r.Metrics.meter(s)
+	for i := range events {
+		e := &events[i]
+		if e.ReceivedAt.UnixMilli() < j.since {
+			s.Pass(e)
+			continue
+		}
+		var spec *operation.Spec
+		if sp, ok := specs[e.OperationID]; ok {
+			spec = &sp
+		}
+		if !s.Judge(alert.NewVars(e, spec), full(s)) {
+			return false, nil
+		}
+	}
+	return s.Release(full(s)), nil
+}
+
+// specs reads the specs of operations that rules ask for.
+func (r *Reactor) specs(ctx context.Context, set *alert.Set, events []event.Event) (map[string]operation.Spec, error) {
+	var ids []string
+	seen := map[string]bool{}
+	for i := range events {
+		if id := events[i].OperationID; id != "" && !seen[id] && set.NeedsSpec(events[i].Type) {
+			seen[id] = true
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	specs, err := r.Store.Specs(ctx, ids)
+	if err != nil {
+		return nil, fmt.Errorf("read specs of operations: %w", err)
+	}
+	return specs, nil
+}
+
+// full tells whether what has changed takes a commit of its own.
+func full(s *alert.Stream) func() bool {
+	return func() bool {
+		groups, told, bytes := s.Load()
+		return groups+2*told >= maxWrites || told >= maxTold || bytes >= maxBytes
+	}
+}
+
+// load brings the stream at hand up to what is kept, and returns the rules.
+func (r *Reactor) load(ctx context.Context, stream string, j *judged) (*alert.Set, string, error) {
+	key := record.JudgedKey(stream)
+	items, err := r.Store.Ledger.GetMany(ctx, []ledger.Key{key, record.RulesKey, record.FormerKey(stream)})
+	if err != nil {
+		return nil, "", fmt.Errorf("read position: %w", err)
+	}
+	set, mark, err := r.rules.load(ctx, r.Store, items[record.RulesKey].Version)
+	if err != nil {
+		return nil, "", err
+	}
+	if items[record.FormerKey(stream)].Version > 0 { // nothing of a deleted cluster is judged
+		set, mark = deleted, markDeleted
+	}
+	it := items[key]
+	if j.stream != nil && j.version == it.Version {
+		return set, mark, nil
+	}
+	at := position{Position: alert.Position{Next: 1, Rules: mark}, Since: r.now().Add(-Backlog).UnixMilli()}
+	var groups []*alert.Group
+	if it.Version > 0 {
+		if at, err = record.Decode[position](it); err != nil {
+			return nil, "", err
+		}
+		if groups, err = r.groups(ctx, stream); err != nil {
+			return nil, "", err
+		}
+	} else if head, _, err := event.LoadHead(ctx, r.Store.Ledger, stream); err != nil {
+		return nil, "", err
+	} else {
+		at.Next = max(head.Low, 1)
+	}
+	j.stream, j.ahead = alert.NewStream(stream, set, at.Position, groups), nil
+	j.stream.MaxGroups = r.MaxGroups
+	j.version, j.since, j.due, j.saved = it.Version, at.Since, it.Due, at.Next
+	return set, mark, nil
+}
+
+// deleted is the set of rules for the stream of a deleted cluster.
+var deleted = alert.NoRules(alert.ReasonCluster)
+
+const markDeleted = "deleted"
+
+// groups reads all groups of a stream.
+func (r *Reactor) groups(ctx context.Context, stream string) ([]*alert.Group, error) {
+	from, to := record.GroupSpan()
+	q := ledger.Query{PK: record.JudgedPK(stream), From: from, To: to}
+	var out []*alert.Group
+	for {
+		p, err := r.Store.Ledger.Query(ctx, q)
+		if err != nil {
+			return nil, fmt.Errorf("read groups: %w", err)
+		}
+		for _, it := range p.Items {
+			g, err := record.Decode[alert.Group](it)
+			if err != nil { // one that cannot be read leaves the others alone
+				r.Logger.ErrorContext(ctx, "a group of a rule cannot be read and begins anew", "stream", stream, "err", err)
+				continue
+			}
+			out = append(out, &g)
+		}
+		if p.Next == "" {
+			return out, nil
+		}
+		q.After = p.Next
+	}
+}
+
+// evict forgets the streams that were used longest ago when too many groups are
+// at hand.
+func (r *Reactor) evict() {
+	most := r.Resident
+	if most == 0 {
+		most = defaultResident
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	total := 0
+	for _, j := range r.streams {
+		total += int(j.size.Load())
+	}
+	for total > most {
+		var oldest string
+		for name, j := range r.streams {
+			if j.size.Load() > 0 && (oldest == "" || j.used < r.streams[oldest].used) {
+				oldest = name
+			}
+		}
+		if oldest == "" {
+			return
+		}
+		total -= int(r.streams[oldest].size.Load())
+		delete(r.streams, oldest) // a pass that has it goes on with its own
+	}
+}

@@ -1,0 +1,150 @@
+package react
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"sync"
+
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// rules is the set of rules as a process knows it, by its mark: the version of
+// the item that each change moves, and the digest of those that ship.
+type rules struct {
+	mu       sync.Mutex
+	set      *alert.Set
+	mark     string
+	compiled map[string]compiled // by the items' sort keys
+}
+
+// compiled is a rule of the site that is ready, or what is changed of a shipped
+// one.
+type compiled struct {
+	version  int64 // of its item
+	rule     *alert.Compiled
+	override stored
+}
+
+var shippedDigest = sync.OnceValue(func() string {
+	h := sha256.New()
+	for _, s := range alert.ShippedRules() {
+		h.Write(record.Encode(s.Rule))
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
+})
+
+// load returns the rules that go with the version of their mark's item.
+func (r *rules) load(ctx context.Context, st *record.Store, version int64) (*alert.Set, string, error) {
+	mark := fmt.Sprintf("%d-%s", version, shippedDigest())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.set != nil && r.mark == mark {
+		return r.set, mark, nil
+	}
+	var items []ledger.Item
+	if err := each(ctx, st.Ledger, record.RulesPK, "rule#", func(it ledger.Item) error { items = append(items, it); return nil }); err != nil {
+		return nil, "", err
+	}
+	silences, err := loadSilences(ctx, st)
+	if err != nil {
+		return nil, "", err
+	}
+	var list []*alert.Compiled
+	own, overrides, kept := map[string]bool{}, map[string]stored{}, make(map[string]compiled, len(items))
+	for _, it := range items {
+		c, ok := r.compiled[it.SK]
+		if !ok || c.version != it.Version {
+			s, err := record.Decode[stored](it)
+			if err != nil {
+				return nil, "", err
+			}
+			c = compiled{version: it.Version, override: s}
+			if s.Override == nil {
+				// One that does not compile is of another version of the plane; its
+				// view says so.
+				c.rule, _ = alert.Compile(s.Rule, s.ID, s.Version)
+			}
+		}
+		kept[it.SK] = c
+		switch {
+		case c.override.Override != nil:
+			overrides[c.override.ID] = c.override
+		case c.rule != nil:
+			own[c.rule.Rule.Name] = true
+			list = append(list, c.rule)
+		}
+	}
+	for _, sh := range alert.ShippedRules() {
+		if own[sh.Rule.Name] {
+			continue
+		}
+		v := shippedView(sh, overrides[sh.ID])
+		if c, err := alert.Compile(v.Rule, v.ID, v.Version); err == nil {
+			list = append(list, c)
+		}
+	}
+	var matchers []*alert.Matcher
+	for _, s := range silences {
+		if m, err := alert.CompileSilence(s); err == nil {
+			matchers = append(matchers, m)
+		}
+	}
+	r.set, r.mark, r.compiled = alert.NewSet(list, matchers), mark, kept
+	return r.set, mark, nil
+}
+
+// each reads all items of a partition with a prefix.
+func each(ctx context.Context, l ledger.Reader, pk, prefix string, f func(ledger.Item) error) error {
+	q := ledger.Query{PK: pk, From: prefix, To: prefix + "~"}
+	for {
+		p, err := l.Query(ctx, q)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", pk, err)
+		}
+		for _, it := range p.Items {
+			if err := f(it); err != nil {
+				return err
+			}
+		}
+		if p.Next == "" {
+			return nil
+		}
+		q.After = p.Next
+	}
+}
+
+// loadRules returns all rules as they are in force: those of the site, and those
+// that ship, with what is changed of them. One of the site hides a shipped one of
+// its name.
+func loadRules(ctx context.Context, st *record.Store) ([]Rule, error) {
+	own := map[string]bool{}
+	overrides := map[string]stored{}
+	var out []Rule
+	err := each(ctx, st.Ledger, record.RulesPK, "rule#", func(it ledger.Item) error {
+		s, err := record.Decode[stored](it)
+		if err != nil {
+			return err
+		}
+		s.revision = it.Version
+		if s.Override != nil {
+			overrides[s.ID] = s
+			return nil
+		}
+		own[s.Rule.Name] = true
+		out = append(out, s.view())
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, sh := range alert.ShippedRules() {
+		if !own[sh.Rule.Name] {
+			out = append(out, shippedView(sh, overrides[sh.ID]))
+		}
+	}
+	return out, nil
+}

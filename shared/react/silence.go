@@ -1,0 +1,125 @@
+package react
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/admission"
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// SilenceKept is how long a silence is kept after its end.
+const SilenceKept = 90 * 24 * time.Hour
+
+func silenceItem(s alert.Silence) ledger.Item {
+	return ledger.Item{Key: record.SilenceKey(s.ID), Data: record.Encode(s), Expires: s.EndsAt.Add(SilenceKept)}
+}
+
+func loadSilences(ctx context.Context, st *record.Store) ([]alert.Silence, error) {
+	var out []alert.Silence
+	err := each(ctx, st.Ledger, record.SilencesPK, "silence#", func(it ledger.Item) error {
+		s, err := record.Decode[alert.Silence](it)
+		if err != nil {
+			return err
+		}
+		s.Version = it.Version
+		out = append(out, s)
+		return nil
+	})
+	return out, err
+}
+
+// Silences returns the silences that have not ended, and with past those that
+// have too, by their start, the latest first.
+func (s *Service) Silences(ctx context.Context, past bool) ([]alert.Silence, error) {
+	all, err := loadSilences(ctx, s.Store)
+	if err != nil {
+		return nil, err
+	}
+	now := s.now()
+	all = slices.DeleteFunc(all, func(x alert.Silence) bool { return !past && !now.Before(x.EndsAt) })
+	slices.SortFunc(all, func(a, b alert.Silence) int { return b.StartsAt.Compare(a.StartsAt) })
+	return all, nil
+}
+
+// Silence returns a silence; not_found.
+func (s *Service) Silence(ctx context.Context, silenceID string) (alert.Silence, error) {
+	it, err := s.Store.Ledger.Get(ctx, record.SilenceKey(silenceID))
+	if errors.Is(err, ledger.ErrNotFound) {
+		return alert.Silence{}, operation.Refuse("not_found", "there is no silence %.128s", silenceID)
+	}
+	if err != nil {
+		return alert.Silence{}, fmt.Errorf("read silence: %w", err)
+	}
+	x, err := record.Decode[alert.Silence](it)
+	x.Version = it.Version
+	return x, err
+}
+
+// CreateSilence keeps a new silence; its id, author and time are filled in, and
+// its start is now where there is none. Errors: alert.Faults.
+func (s *Service) CreateSilence(ctx context.Context, call admission.Call, x alert.Silence) (alert.Silence, error) {
+	now := s.now()
+	x.ID, x.Author, x.Created, x.Version = id.New(id.Silence, now), call.Caller.Actor, now, 0
+	if x.StartsAt.IsZero() {
+		x.StartsAt = now
+	}
+	x.StartsAt, x.EndsAt = x.StartsAt.UTC(), x.EndsAt.UTC()
+	if _, err := alert.CompileSilence(x); err != nil {
+		return x, err
+	}
+	if !x.EndsAt.After(now) {
+		return x, alert.Faults{{Pointer: "/ends_at", Code: alert.CodeRange, Detail: "is past"}}
+	}
+	err := s.change(ctx, func() ([]ledger.Write, error) {
+		all, err := loadSilences(ctx, s.Store)
+		if err != nil {
+			return nil, err
+		}
+		if n := len(all); n >= alert.MaxSilences {
+			return nil, alert.Faults{{Code: alert.CodeRange, Detail: fmt.Sprintf("there are %d silences, the limit is %d", n, alert.MaxSilences)}}
+		}
+		return []ledger.Write{{Item: silenceItem(x)}, s.audit(call, "silence.create", x.ID, http.StatusCreated, x.Reason)}, nil
+	})
+	if err != nil {
+		return x, fmt.Errorf("create silence: %w", err)
+	}
+	x.Version = 1
+	return x, nil
+}
+
+// EndSilence ends a silence now; one that has ended stays as it is. What it kept
+// from being told and still fires is told then. Errors: not_found.
+func (s *Service) EndSilence(ctx context.Context, call admission.Call, silenceID string) (alert.Silence, error) {
+	var out alert.Silence
+	err := s.change(ctx, func() ([]ledger.Write, error) {
+		x, err := s.Silence(ctx, silenceID)
+		if err != nil {
+			return nil, err
+		}
+		out = x
+		now := s.now()
+		if !now.Before(x.EndsAt) {
+			return nil, nil
+		}
+		version := x.Version
+		if x.EndsAt = now; x.StartsAt.After(now) {
+			x.StartsAt = now
+		}
+		out = x
+		out.Version = version + 1
+		return []ledger.Write{{Expect: version, Item: silenceItem(x)}, s.audit(call, "silence.end", x.ID, http.StatusOK, x.Reason)}, nil
+	})
+	if err != nil {
+		return out, fmt.Errorf("end silence: %w", err)
+	}
+	return out, nil
+}

@@ -1,0 +1,228 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/aws/aws-lambda-go/events"
+
+	"github.com/opsplane/opsplane/shared/cloud"
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/record"
+	"github.com/opsplane/opsplane/shared/sweep"
+)
+
+// judgeAtOnce bounds the streams that an invocation judges at a time. It waits for
+// the table most of the time, and one stream's pass waits for no other's.
+const judgeAtOnce = 8
+
+// React deals with the table's stream as Relay does, of which it takes the heads
+// of event streams and the mark of the rules. It knows the reactor by what it
+// calls alone: whoever judges nothing links none.
+type React struct {
+	Store *record.Store
+	// Follow judges a stream to its head (react.Reactor.Follow).
+	Follow func(ctx context.Context, stream string) error
+	// Counts is what the reactor has counted since it was made; nil: nothing.
+	Counts func() Judged
+	// Decode reads a record.
+	Decode  func(events.DynamoDBEventRecord) (ledger.Change, error)
+	Logger  *slog.Logger
+	Metrics *cloud.Metrics // nil: none
+
+	mu   sync.Mutex
+	told Judged
+}
+
+// Judged is what a reactor has counted.
+type Judged struct {
+	Events  int64         // events judged
+	Told    int64         // transitions of alerts
+	Fired   int64         // alerts that began to fire because of an event
+	Latency time.Duration // from their events' happening until they were kept, of all together
+}
+
+// Handle judges the streams that the batch is about, each once, or all when rules
+// have changed. A record that cannot be read is kept as a dead letter and passed
+// over.
+//
+// It answers the first record from which the batch must come again: one about a
+// stream that could not be judged because the ledger was unavailable or time ran
+// out. A stream that cannot be judged for another reason, which would not be gone
+// in a moment, is told, counted and passed over, so that it holds up none of those
+// behind it: its position stays where it is, and its next event and the sweep
+// begin there (Sweep.Judge).
+func (h *React) Handle(ctx context.Context, e StreamEvent) (events.DynamoDBEventResponse, error) {
+	if len(e.Records) == 0 {
+		return events.DynamoDBEventResponse{}, fmt.Errorf("%w: no records", ErrUnknownEvent)
+	}
+	ctx, cancel := within(ctx)
+	defer cancel()
+	b := reader{h.Store, h.Decode, h.Logger}.read(ctx, e.Records)
+	var streams []string
+	for _, c := range b.changes {
+		if s := record.StreamOf(c.Key); s != "" && !slices.Contains(streams, s) {
+			streams = append(streams, s)
+		}
+	}
+	if _, changed := b.at[record.RulesKey]; changed {
+		every, err := event.Streams(ctx, h.Store)
+		if err != nil { // those of the batch are judged all the same
+			h.Logger.WarnContext(ctx, "streams cannot be listed for changed rules", "err", err)
+			b.repeat([]ledger.Change{{Key: record.RulesKey}})
+		}
+		for _, s := range every {
+			if !slices.Contains(streams, s) {
+				streams = append(streams, s)
+			}
+		}
+	}
+	failed := judge(ctx, h.Follow, streams)
+	stuck := 0
+	for _, s := range streams {
+		err := failed[s]
+		switch key := record.StreamHeadKey(s); {
+		case err == nil:
+		case !passing(ctx, err):
+			stuck++
+			h.Logger.ErrorContext(ctx, "a stream cannot be judged and is passed over", "stream", s, "err", err)
+		default:
+			h.Logger.WarnContext(ctx, "a stream could not be judged and comes again", "stream", s, "err", err)
+			if _, ok := b.at[key]; !ok { // it is judged for the rules' sake
+				key = record.RulesKey
+			}
+			b.repeat([]ledger.Change{{Key: key}})
+		}
+	}
+	h.measure(ctx, stuck)
+	return b.answer(e.Records)
+}
+
+// passing tells whether a stream that failed may well be judged in a moment.
+func passing(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, ledger.ErrUnavailable) || errors.Is(err, ledger.ErrUnknown) || errors.Is(err, ledger.ErrConflict) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// judge follows the streams, several at a time, and returns why some failed.
+func judge(ctx context.Context, follow func(context.Context, string) error, streams []string) map[string]error {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	failed := map[string]error{}
+	slots := make(chan struct{}, judgeAtOnce)
+	for _, s := range streams {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if err := follow(ctx, s); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed[s] = err
+			}
+		})
+	}
+	wg.Wait()
+	return failed
+}
+
+// measure puts what the invocation did, and nothing where nothing happened: a line
+// of metrics costs as any other.
+func (h *React) measure(ctx context.Context, stuck int) {
+	var now Judged
+	if h.Counts != nil {
+		now = h.Counts()
+	}
+	h.mu.Lock()
+	was := h.told
+	h.told = now
+	h.mu.Unlock()
+	var ms []cloud.Metric
+	if n := now.Told - was.Told; n > 0 {
+		ms = append(ms, count("AlertsTold", int(n)))
+	}
+	if n := now.Fired - was.Fired; n > 0 {
+		ms = append(ms, cloud.Metric{Name: "AlertLatency", Unit: cloud.Seconds, Value: (now.Latency - was.Latency).Seconds() / float64(n)})
+	}
+	if stuck > 0 {
+		ms = append(ms, count("StreamsUnjudged", stuck))
+	}
+	if len(ms) > 0 {
+		ms = append(ms, count("EventsJudged", int(now.Events-was.Events)))
+	}
+	if err := h.Metrics.Put(ms...); err != nil {
+		h.Logger.WarnContext(ctx, "metrics not written", "err", err)
+	}
+}
+
+// timerWithin bounds what one stream's timers may cost a pass of the sweep, which
+// has deadlines of others to look after. What is left is due again, and the
+// position is kept on the way.
+const timerWithin = 5 * time.Second
+
+// Timers has the sweep judge a stream of which a timer is due (sweep.Sweep.React).
+func Timers(follow func(ctx context.Context, stream string) error) func(ctx context.Context, stream string) error {
+	return func(ctx context.Context, stream string) error {
+		ctx, cancel := context.WithTimeout(ctx, timerWithin)
+		defer cancel()
+		return follow(ctx, stream)
+	}
+}
+
+// ReactGivenUpQueue is where Lambda tells of records that react did not take.
+const ReactGivenUpQueue = "react-dead"
+
+// unjudgedHeld is how long one look at that queue may take before another may
+// begin.
+const unjudgedHeld = 5 * time.Minute
+
+// unjudged judges every stream when records were given up by react, and each
+// mendEvery minutes for what no record told of. It returns how many notices it
+// dealt with, of which each is kept as a dead letter; a notice stays until all
+// streams are judged that can be.
+func (h *Sweep) unjudged(ctx context.Context, at time.Time) (int, error) {
+	if h.Judge == nil {
+		return 0, nil
+	}
+	var notices []queue.Message
+	if h.GivenUp != nil {
+		var err error
+		if notices, err = h.GivenUp.Receive(ctx, ReactGivenUpQueue, queue.MaxBatch, 0, unjudgedHeld); err != nil {
+			return 0, fmt.Errorf("look for records given up: %w", err)
+		}
+	}
+	if len(notices) == 0 && at.Minute()%mendEvery != mendAt {
+		return 0, nil
+	}
+	receipts := make([]string, len(notices))
+	for i, m := range notices {
+		receipts[i] = m.Receipt
+		l := queue.DeadLetter{ID: m.ID, Queue: ReactGivenUpQueue, Body: m.Body, Reason: "records of the change feed were given up", At: h.Sweep.Store.Now()}
+		if err := sweep.Keep(ctx, h.Sweep.Store, l); err != nil {
+			return 0, fmt.Errorf("keep a notice of records given up: %w", err)
+		}
+	}
+	streams, err := event.Streams(ctx, h.Sweep.Store)
+	if err != nil {
+		return 0, fmt.Errorf("list streams: %w", err)
+	}
+	var errs error
+	again := false
+	for s, err := range judge(ctx, h.Judge, streams) {
+		again = again || passing(ctx, err)
+		errs = errors.Join(errs, fmt.Errorf("judge stream %s: %w", s, err))
+	}
+	if again || len(receipts) == 0 {
+		return 0, errs
+	}
+	if err := h.GivenUp.Delete(ctx, ReactGivenUpQueue, receipts...); err != nil {
+		return 0, errors.Join(errs, fmt.Errorf("delete notices of records given up: %w", err))
+	}
+	return len(notices), errs
+}
