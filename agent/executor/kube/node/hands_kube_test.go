@@ -106,6 +106,13 @@ func TestHandsOnDuringDrain(t *testing.T) {
 				}
 				end, _ := a.observe(j)
 				t.Logf("%s: %s, verified %q, residual %+v", e.o.Detail, end.Message, end.Verified, end.Residual)
+				said := ""
+				for _, r := range end.Residual {
+					said += r.Detail
+				}
+				if pods := r.Pods(ns, "web"); what != "uncordoned" && (!strings.Contains(said, pods[0].Name) || strings.Contains(e.o.ActionText, "name a target")) {
+					t.Errorf("pods that are still there: %q, what to do: %q", said, e.o.ActionText)
+				}
 				for _, v := range end.Verified {
 					if v == "node is cordoned" {
 						t.Errorf("verified %q", end.Verified)

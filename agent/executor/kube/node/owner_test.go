@@ -174,13 +174,23 @@ func TestPatchBody(t *testing.T) {
 	}
 }
 
+// The GPUs that a drain takes out of service are those of the inventory: cards, not
+// the shares that time slicing offers of them.
 func TestGPUs(t *testing.T) {
 	t.Parallel()
-	n := &corev1.Node{Status: corev1.NodeStatus{Capacity: corev1.ResourceList{}}}
-	for name, q := range map[corev1.ResourceName]string{"nvidia.com/gpu": "8", "cpu": "64", "nvidia.com/mig-1g.5gb": "7", "amd.com/gpu": "2"} {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: "n", Labels: map[string]string{"nvidia.com/gpu.count": "8"}}, Status: corev1.NodeStatus{Capacity: corev1.ResourceList{}}}
+	for name, q := range map[corev1.ResourceName]string{"nvidia.com/gpu": "32", "cpu": "64", "nvidia.com/mig-1g.5gb": "7"} {
 		n.Status.Capacity[name] = mustParse(q)
 	}
-	if got := GPUs(n); got != 10 {
-		t.Errorf("%d GPUs", got)
+	counted := map[string]int{"nothing but the node": 8, "an inventory that has counted": 6, "one that has not seen the node": 8}
+	describes := map[string]func(*corev1.Node, int) protocol.Node{
+		"an inventory that has counted":  func(*corev1.Node, int) protocol.Node { return protocol.Node{GPUs: 6} },
+		"one that has not seen the node": func(*corev1.Node, int) protocol.Node { return protocol.Node{} },
+	}
+	for name, want := range counted {
+		e := newDrainer(&cluster.Cluster{Now: time.Now}, Options{Describe: describes[name]})
+		if got := e.details(nil, nil, &reading{node: n, at: time.Now()}, lease("op_1")).GPUs; got != want {
+			t.Errorf("by %s: %d GPUs, not %d", name, got, want)
+		}
 	}
 }
