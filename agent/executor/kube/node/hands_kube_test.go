@@ -80,6 +80,7 @@ func TestHandsOnDuringDrain(t *testing.T) {
 				r := kuberig.Shared(t)
 				n, ns := r.Node("hands"), r.Namespace()
 				at.make(r, ns, n.Name)
+				on := r.PodsOn(n.Name)
 				a := newAgent(t, r, nil)
 				j := newJob(r, "node.drain", n, `{"on_cancel":"restore"}`)
 				type ended struct {
@@ -110,7 +111,7 @@ func TestHandsOnDuringDrain(t *testing.T) {
 				for _, r := range end.Residual {
 					said += r.Detail
 				}
-				if pods := r.Pods(ns, "web"); what != "uncordoned" && (!strings.Contains(said, pods[0].Name) || strings.Contains(e.o.ActionText, "name a target")) {
+				if what != "uncordoned" && (!strings.Contains(said, on[0].Name) || strings.Contains(e.o.ActionText, "name a target")) {
 					t.Errorf("pods that are still there: %q, what to do: %q", said, e.o.ActionText)
 				}
 				for _, v := range end.Verified {
