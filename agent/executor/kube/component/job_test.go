@@ -279,3 +279,22 @@ func TestEmptyListIsHeard(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 }
+
+// TestRightThatComesBack: an API server that has just started denies every right.
+func TestRightThatComesBack(t *testing.T) {
+	t.Parallel()
+	s := setup(t)
+	now := time.Now()
+	s.Now = func() time.Time { return now }
+	s.client.PrependReactor("list", "jobs", func(kubetesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(batchv1.Resource("jobs"), "", nil)
+	})
+	step := Upgrade(s.Cluster, good()).Steps["upgrade"].Execute
+	if o := step(t.Context(), s.task(1, 1)); o.Class != operation.OutcomeWaiting || o.ErrorCode != "forbidden" {
+		t.Errorf("at first: %+v", o)
+	}
+	now = now.Add(cluster.DeniedFor)
+	if o := step(t.Context(), s.task(1, 1)); o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" {
+		t.Errorf("when it lasts: %+v", o)
+	}
+}
