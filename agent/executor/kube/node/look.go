@@ -235,7 +235,7 @@ func ahead(t *executor.Task, p payload, list []protocol.Blocker) []protocol.Bloc
 	for i, b := range list {
 		out[i] = b
 		out[i].Detail += atDeadline(t, p)
-		if b.Code == "finalizer" && p.OnDeadline == onDeadlineForce {
+		if b.Code == "finalizer" && p.OnDeadline == onDeadlineForce && !t.Assignment.Deadline.IsZero() {
 			out[i].Detail += ", which a finalizer outlasts: the drain ends with the pod still there"
 		}
 	}

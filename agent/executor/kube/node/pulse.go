@@ -122,17 +122,28 @@ func (d *drive) feel(l *look) {
 	}
 	name := s.node.Name
 	s.mu.Unlock()
-	silent, failed, again, changed := d.pulse.feel(func(ctx context.Context) error {
-		_, err := d.c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"}) // as it is at hand
-		return err
-	})
+	why, again, changed := d.silence(name, since, err)
 	l.pulse = changed
 	l.wake(again)
-	if err == nil {
-		since, err = silent, failed
-	}
-	if err != nil {
+	if why != "" {
 		l.away = true
-		l.hold("api_unavailable", "cluster", "api_server", fmt.Sprintf("the API server does not answer since %s: %v", since.UTC().Format(time.RFC3339), err), nil)
+		l.hold("api_unavailable", "cluster", "api_server", why, nil)
 	}
+}
+
+// silence says since when and why the API server does not answer, "" if it does:
+// where a watch knows it (failed, since), in its words. It is asked by reading a node
+// as it is at hand there.
+func (e *drainer) silence(node string, since time.Time, failed error) (why string, again time.Duration, changed <-chan struct{}) {
+	silent, err, again, changed := e.pulse.feel(func(ctx context.Context) error {
+		_, err := e.c.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{ResourceVersion: "0"})
+		return err
+	})
+	if failed != nil {
+		silent, err = since, failed
+	}
+	if err == nil {
+		return "", again, changed
+	}
+	return fmt.Sprintf("the API server does not answer since %s: %v", silent.UTC().Format(time.RFC3339), err), again, changed
 }

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -267,6 +268,32 @@ func TestServerThatHangs(t *testing.T) {
 		synctest.Wait()
 		if l, _ = d.look(t.Context()); l.away || l.first().code != "stopping" {
 			t.Errorf("it answers again, and the drain is held by %+v", l.first())
+		}
+	})
+}
+
+// A drain that waits for volumes says so as well.
+func TestServerHangsWhileVolumesAreDetached(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		client.PrependReactor("get", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
+			time.Sleep(pulseFor)
+			return true, nil, context.DeadlineExceeded
+		})
+		e := newDrainer(&cluster.Cluster{Client: client, Now: time.Now}, Options{})
+		src := attachmentsOf(e.c)
+		src.list = func(context.Context, metav1.ListOptions) ([]runtime.Object, string, error) {
+			return []runtime.Object{&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "v", UID: "v"}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}}}, "1", nil
+		}
+		e.attachments.open = func() *feed[*storagev1.VolumeAttachment] { return newFeed(src, takeAttachment) }
+		defer time.Sleep(2 * linger)
+		var told []protocol.Blocker
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		o := e.awaitDetach(ctx, stuckTask(lease("op_1"), &told), &session{node: theNode(true)}, payload{}, executor.Outcome{Detail: "2 of 2 pods gone"})
+		if o.ErrorCode != "api_unavailable" || len(told) != 2 || told[0].Code != "api_unavailable" || told[1].Code != "volume_attached" {
+			t.Errorf("%+v, told %+v", o, told)
 		}
 	})
 }
