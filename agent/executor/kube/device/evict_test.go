@@ -57,16 +57,16 @@ func TestEvictOnce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		answer  []error // to the first evictions; then they are taken
-		landed  bool    // although the first answer is an error
+		landed  bool    // although the last of them is an error
 		stops   bool    // already
 		want    int     // evictions
 		drained []string
 		blocker string
 	}{
 		"taken":                      {want: 1, drained: []string{"serve/a"}},
-		"lost and taken":             {answer: []error{errors.New("connection reset by peer")}, landed: true, want: 1, drained: []string{"serve/a"}, blocker: "api_unavailable"},
+		"lost and taken":             {answer: []error{answered(429, "busy"), errors.New("connection reset by peer")}, landed: true, want: 2, drained: []string{"serve/a"}, blocker: "api_unavailable"},
 		"lost and not taken":         {answer: []error{errors.New("connection reset by peer")}, want: 2, drained: []string{"serve/a"}, blocker: "api_unavailable"},
-		"failed and taken":           {answer: []error{answered(500, "etcdserver: request timed out")}, landed: true, want: 1, drained: []string{"serve/a"}, blocker: "api_unavailable"},
+		"failed and taken":           {answer: []error{answered(429, "busy"), answered(500, "etcdserver: request timed out")}, landed: true, want: 2, drained: []string{"serve/a"}, blocker: "api_unavailable"},
 		"busy, then taken":           {answer: []error{answered(429, "busy"), answered(429, "busy")}, want: 3, drained: []string{"serve/a"}, blocker: "throttled"},
 		"stopped by somebody before": {stops: true, want: 0, blocker: "terminating"},
 	} {
@@ -89,7 +89,7 @@ func TestEvictOnce(t *testing.T) {
 					if n <= len(c.answer) {
 						err = c.answer[n-1]
 					}
-					if err == nil || c.landed {
+					if err == nil || c.landed && n == len(c.answer) {
 						stopped := p.DeepCopy()
 						stopped.DeletionTimestamp = &now
 						if err := client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), stopped, p.Namespace); err != nil {
