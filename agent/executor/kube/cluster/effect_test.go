@@ -139,13 +139,13 @@ func TestAnswersOfAnEffect(t *testing.T) {
 		"an error without a known cause": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			status(w, 500, metav1.StatusReasonInternalError, "Internal error occurred: unexpected EOF")
 		}, category: Timeout, class: operation.OutcomeAmbiguous, code: "answer_lost"},
-		"a balancer lost the server": {answer: func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad gateway", 502) },
+		"a balancer lost the server": {answer: func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad gateway", http.StatusBadGateway) },
 			category: Timeout, class: operation.OutcomeAmbiguous, code: "answer_lost"},
 		"a balancer is tired": {answer: func(w http.ResponseWriter, _ *http.Request) {
-			http.Error(w, "upstream connect error or disconnect/reset before headers", 503)
+			http.Error(w, "upstream connect error or disconnect/reset before headers", http.StatusServiceUnavailable)
 		}, category: Timeout, class: operation.OutcomeAmbiguous, code: "answer_lost"},
 		"a balancer quotes a known error": {answer: func(w http.ResponseWriter, _ *http.Request) {
-			http.Error(w, `failed calling webhook "no.example.com"`, 500)
+			http.Error(w, `failed calling webhook "no.example.com"`, http.StatusInternalServerError)
 		}, category: Timeout, class: operation.OutcomeAmbiguous, code: "answer_lost"},
 		"the answer breaks off": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "100")
@@ -229,7 +229,9 @@ func TestRepeatableGoesOnAfterAnError(t *testing.T) {
 	if r, o := c.Repeatable(t.Context(), task(&record{}), "evict", "pod/uid", "web/web-0", evict(c)); o != nil || r.Category != Failed {
 		t.Errorf("500: %+v, %+v", r, o)
 	}
-	s.answer = func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no upstream", 503) }
+	s.answer = func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "no upstream", http.StatusServiceUnavailable)
+	}
 	if _, o := c.Repeatable(t.Context(), task(&record{}), "evict", "pod/uid", "web/web-0", evict(c)); o == nil || o.ErrorCode != "api_unavailable" {
 		t.Errorf("503: %+v", o)
 	}
@@ -251,7 +253,9 @@ func TestErrorsOfWhatIsUntyped(t *testing.T) {
 	if _, o := c.Effect(t.Context(), task(&record{}), "restart", "deployment/uid", "web/web", patch); o == nil || o.ErrorCode != "api_unavailable" {
 		t.Errorf("the API server's 503: %+v", o)
 	}
-	s.answer = func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no upstream", 503) }
+	s.answer = func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "no upstream", http.StatusServiceUnavailable)
+	}
 	if _, o := c.Effect(t.Context(), task(&record{}), "restart", "deployment/uid", "web/web", patch); o == nil || o.Class != operation.OutcomeAmbiguous {
 		t.Errorf("a balancer's 503: %+v", o)
 	}

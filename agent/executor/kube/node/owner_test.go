@@ -11,9 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
-	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -130,30 +128,6 @@ func TestDetailsAreBounded(t *testing.T) {
 	}
 	if left != 20 || back.Omitted != 2_000-len(back.Pods) || len(back.Pods) < 300 {
 		t.Errorf("%d pods, %d left, %d omitted", len(back.Pods), left, back.Omitted)
-	}
-}
-
-func TestDenialsAreBelievedWhenTheyLast(t *testing.T) {
-	t.Parallel()
-	var d denials
-	a, now := &protocol.Assignment{Operation: "op_1"}, time.Now()
-	denied := executor.Permanent("forbidden", "cannot patch nodes")
-	for _, tc := range []struct {
-		after time.Duration
-		o     executor.Outcome
-		want  string
-	}{
-		{0, denied, operation.OutcomeWaiting},
-		{deniedFor - 1, denied, operation.OutcomeWaiting},
-		{deniedFor, denied, operation.OutcomePermanent},
-		{deniedFor, denied, operation.OutcomeWaiting}, // of a later run
-		{deniedFor + 1, executor.Done(""), operation.OutcomeDone},
-		{3 * deniedFor, denied, operation.OutcomeWaiting},
-		{3 * deniedFor, executor.Permanent("node_gone", ""), operation.OutcomePermanent},
-	} {
-		if got, _ := d.believed(now.Add(tc.after), a, tc.o); got.Class != tc.want || got.ErrorCode != tc.o.ErrorCode {
-			t.Errorf("after %s: %+v", tc.after, got)
-		}
 	}
 }
 
