@@ -64,6 +64,8 @@ var advices = map[string]advice{
 	"host_error":             {true, operation.ActRestoreDependency, "find out what is wrong with the host's side, then retry"},
 	"job_refused":            {true, operation.ActRestoreDependency, "find out what refuses the Job's pod, then retry"},
 	"job_evicted":            {true, operation.ActRetry, "retry"},
+	"mark_newer":             {true, operation.ActRestoreDependency, "find out who wrote the node's annotation opsplane.io/mark, remove it, then retry"},
+	"node_not_ready":         {true, operation.ActRestoreDependency, "find out why the node's kubelet is not ready, then drain again"},
 	"job_late":               {true, operation.ActRetry, "ask again with a later deadline"},
 	"no_pod":                 {true, operation.ActRestoreDependency, "find out why the Job got no pod, then retry"},
 

@@ -80,7 +80,7 @@ func setup(t testing.TB) *bundle {
 			for _, n := range []string{"gpu-node-2", "GPU-Node-2", longName, "a.b.c"} {
 				inv.Nodes = append(inv.Nodes, protocol.Node{UID: "uid-" + n, Name: n, Revision: 7})
 			}
-			inv.Devices = []protocol.Device{{UID: gpu, NodeUID: "uid-gpu-node-2", NodeName: "gpu-node-2", Revision: 1}}
+			inv.Devices = []protocol.Device{{UID: gpu, Aliases: []string{"0000:18:00.0", "gpu-node-2/0"}, NodeUID: "uid-gpu-node-2", NodeName: "gpu-node-2", Revision: 1}}
 			inv.Deployments = []protocol.Deployment{{UID: "uid-web", Name: "default/web", Revision: 1}}
 			inv.Components = []protocol.Component{{UID: "uid-op", Name: "operator", Version: "v1.0.0", Revision: 1}}
 		}

@@ -142,6 +142,11 @@ func Resolve(ctx context.Context, st *record.Store, caller Caller, at string, ty
 	if err != nil {
 		return operation.Target{}, err
 	}
+	if len(objects) == 0 && ref.kind == operation.KindDevice {
+		if objects, err = byAlias(ctx, st, within, ref.name); err != nil {
+			return operation.Target{}, err
+		}
+	}
 	objects = slices.DeleteFunc(objects, func(o fleet.Object) bool {
 		return (within != "" && o.Cluster != within) || !caller.May(o.Cluster)
 	})
@@ -177,4 +182,29 @@ func FindCluster(ctx context.Context, st *record.Store, s string) (fleet.Cluster
 		return c, err
 	}
 	return st.ClusterByName(ctx, s)
+}
+
+// byAlias finds devices by another spelling than their UUID, in one cluster or, with
+// an empty one, in all.
+func byAlias(ctx context.Context, st *record.Store, within, name string) ([]fleet.Object, error) {
+	clusters := []string{within}
+	if within == "" {
+		all, err := st.Clusters(ctx)
+		if err != nil {
+			return nil, err
+		}
+		clusters = clusters[:0]
+		for _, c := range all {
+			clusters = append(clusters, c.ID)
+		}
+	}
+	var out []fleet.Object
+	for _, c := range clusters {
+		found, err := st.DevicesByAlias(ctx, c, name)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, found...)
+	}
+	return out, nil
 }

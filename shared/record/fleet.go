@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/fleet"
@@ -157,6 +159,19 @@ func (st *Store) Object(ctx context.Context, id string) (fleet.Object, int64, er
 // ObjectsByName reads the objects of a kind that have the name.
 func (st *Store) ObjectsByName(ctx context.Context, kind, name string) ([]fleet.Object, error) {
 	return All[fleet.Object](ctx, st.Ledger, ledger.Query{Index: ledger.Lookup, PK: InventoryName(kind, name)})
+}
+
+// DevicesByAlias reads a cluster's devices that have the name among their other
+// spellings (a bus address, NODE/INDEX), whatever its case. It looks through all
+// devices of the cluster: names that are no UUID are for people.
+func (st *Store) DevicesByAlias(ctx context.Context, cluster, name string) ([]fleet.Object, error) {
+	all, err := All[fleet.Object](ctx, st.Ledger, ledger.Query{Index: ledger.Scope, PK: InventoryScope(operation.KindDevice, cluster)})
+	if err != nil {
+		return nil, fmt.Errorf("devices of %s: %w", cluster, err)
+	}
+	return slices.DeleteFunc(all, func(o fleet.Object) bool {
+		return o.Device == nil || !slices.ContainsFunc(o.Device.Aliases, func(a string) bool { return strings.EqualFold(a, name) })
+	}), nil
 }
 
 // MergeObjects returns the writes that bring the inventory up to the objects:

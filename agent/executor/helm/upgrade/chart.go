@@ -48,18 +48,30 @@ func (j *job) chart() (*chart.Chart, error) {
 		return nil, refuseWith(err, answer.ChartUnavailable, "chart %s could not be fetched: %s", from, kindOf(err))
 	}
 	c, err := loader.Load(path)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, refuseWith(err, answer.ChartInvalid, "chart %s cannot be loaded", from)
-	case c.Metadata == nil || !sameVersion(c.Metadata.Version, j.Version):
-		return nil, refuse(answer.ChartNotFound, "chart %s has version %s, not %s", from, c.Metadata.Version, j.Version)
-	case c.Metadata.Type == "library":
-		return nil, refuse(answer.ChartInvalid, "chart %s is a library: it cannot be installed", from)
+	}
+	if err := installable(c, from, j.Version); err != nil {
+		return nil, err
 	}
 	if err := action.CheckDependencies(c, dependencies(c)); err != nil {
 		return nil, refuseWith(err, answer.ChartInvalid, "chart %s lacks a dependency", from)
 	}
 	return c, nil
+}
+
+// installable tells whether a chart that was loaded is the one that was asked for,
+// and can be installed.
+func installable(c *chart.Chart, from, version string) error {
+	switch {
+	case c.Metadata == nil:
+		return refuse(answer.ChartInvalid, "chart %s has no Chart.yaml", from)
+	case !sameVersion(c.Metadata.Version, version):
+		return refuse(answer.ChartNotFound, "chart %s has version %s, not %s", from, c.Metadata.Version, version)
+	case c.Metadata.Type == "library":
+		return refuse(answer.ChartInvalid, "chart %s is a library: it cannot be installed", from)
+	}
+	return nil
 }
 
 func (j *job) locate(version string) (string, error) {

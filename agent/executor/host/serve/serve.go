@@ -26,7 +26,9 @@ import (
 const (
 	DefaultEvery = 10 * time.Second
 	DefaultLeast = 5 * time.Second
-	DefaultAlive = 10 * time.Minute
+	// DefaultAlive is well within report.MaxAge: two writes may be lost before
+	// nobody believes the report any more.
+	DefaultAlive = time.Minute
 	callTimeout  = 10 * time.Second
 	backoffMost  = time.Minute
 )

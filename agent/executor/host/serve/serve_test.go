@@ -96,6 +96,41 @@ func TestWritesOnChange(t *testing.T) {
 	})
 }
 
+// TestBelievedWhileItLives: a host of which nothing is new is never so long without
+// a word that its report would not be believed, whatever single write is lost.
+func TestBelievedWhileItLives(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.NewClientset()
+		n := 0
+		c.PrependReactor("update", "configmaps", func(k8stesting.Action) (bool, runtime.Object, error) {
+			n++
+			return n%2 == 1, nil, errors.New("away")
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			done <- Run(ctx, Options{Client: c, Namespace: "ops", Node: "gpu-1", Every: DefaultEvery, Least: DefaultLeast, Alive: DefaultAlive,
+				Log: slog.New(slog.DiscardHandler), Now: time.Now,
+				Look: func(context.Context) (report.Host, bool) {
+					return report.Host{Node: "gpu-1", Source: report.SourceRecorded, At: time.Now().UTC(), Devices: []report.Device{}}, true
+				}})
+		}()
+		for range 120 {
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			h := stored(t, c)
+			if why := h.Stale(time.Now()); why != "" {
+				t.Fatal(why)
+			}
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestForeign: a ConfigMap of the name that speaks of another node is left alone.
 func TestForeign(t *testing.T) {
 	t.Parallel()

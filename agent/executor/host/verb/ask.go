@@ -202,7 +202,8 @@ func evidence(d *report.Device) mark.Evidence {
 // record. Volatile error counters begin at 0 when the driver loads the device, at
 // a reset or a boot (NVML: nvmlEccCounterType_t); a recovery action and a pending
 // MIG mode end with one. What shows no difference proves nothing, but for counters
-// that go on from where they were.
+// that stand where they stood. Counters that are higher prove nothing either: those
+// of a device that is ill may have begun anew and come past where they were.
 func trace(e *mark.Entry, now *report.Device, boot string) (state, why string) {
 	was, is := e.Before, evidence(now)
 	switch {
@@ -215,8 +216,8 @@ func trace(e *mark.Entry, now *report.Device, boot string) (state, why string) {
 	case now.ECC == nil:
 	case was.Uncorrected > is.Uncorrected || was.Corrected > is.Corrected:
 		return report.MarkDone, "the device's error counters began anew"
-	case was.Uncorrected+was.Corrected > 0:
-		return report.MarkRefused, "the device's error counters went on: no reset took place"
+	case was.Uncorrected == is.Uncorrected && was.Corrected == is.Corrected && was.Uncorrected+was.Corrected > 0:
+		return report.MarkRefused, "the device's error counters are as they were: no reset took place"
 	}
 	return report.MarkStarted, ""
 }

@@ -408,7 +408,7 @@ func TestKilled(t *testing.T) {
 		"after the reset, counters began anew":       {Acted, dev(func(d *recorded.Device) { d.ECC = &report.ECC{Corrected: 7} }), report.MarkDone, "", 1},
 		"after the reset, nothing shows it":          {Acted, dev(func(d *recorded.Device) { d.Reset.NoTrace = true }), report.MarkStarted, report.CodeUnknown, 1},
 		"before the reset, nothing shows it":         {Started, dev(func(*recorded.Device) {}), report.MarkStarted, report.CodeUnknown, 0},
-		"before the reset, counters went on":         {Started, dev(func(d *recorded.Device) { d.ECC = &report.ECC{Corrected: 7} }), report.MarkRefused, "", 1},
+		"before the reset, counters stand":           {Started, dev(func(d *recorded.Device) { d.ECC = &report.ECC{Corrected: 7} }), report.MarkRefused, "", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -433,6 +433,36 @@ func TestKilled(t *testing.T) {
 				t.Errorf("an older lease: %+v", stale)
 			}
 		})
+	}
+}
+
+// TestTrace: what a device shows after a reset whose end is not on record. Counters
+// prove that nothing was reset only where they stand as they stood: a device that is
+// ill counts past that again in no time.
+func TestTrace(t *testing.T) {
+	t.Parallel()
+	ecc := func(corrected, uncorrected int64) *report.ECC {
+		return &report.ECC{Corrected: corrected, Uncorrected: uncorrected}
+	}
+	for name, c := range map[string]struct {
+		before mark.Evidence
+		now    report.Device
+		want   string
+	}{
+		"counters stand":           {mark.Evidence{Corrected: 7}, report.Device{ECC: ecc(7, 0)}, report.MarkRefused},
+		"both stand":               {mark.Evidence{Corrected: 7, Uncorrected: 1}, report.Device{ECC: ecc(7, 1)}, report.MarkRefused},
+		"counters grew":            {mark.Evidence{Corrected: 1}, report.Device{ECC: ecc(5, 0)}, report.MarkStarted},
+		"one stands, one grew":     {mark.Evidence{Corrected: 1, Uncorrected: 1}, report.Device{ECC: ecc(1, 2)}, report.MarkStarted},
+		"counters began anew":      {mark.Evidence{Corrected: 7}, report.Device{ECC: ecc(2, 0)}, report.MarkDone},
+		"none before, none now":    {mark.Evidence{}, report.Device{ECC: ecc(0, 0)}, report.MarkStarted},
+		"none before, some now":    {mark.Evidence{}, report.Device{ECC: ecc(3, 0)}, report.MarkStarted},
+		"no counters are kept":     {mark.Evidence{Corrected: 7}, report.Device{}, report.MarkStarted},
+		"an action is gone":        {mark.Evidence{Recovery: report.RecoveryReset, Corrected: 7}, report.Device{Recovery: report.RecoveryNone, ECC: ecc(7, 0)}, report.MarkDone},
+		"an action is still asked": {mark.Evidence{Recovery: report.RecoveryReset}, report.Device{Recovery: report.RecoveryReset}, report.MarkStarted},
+	} {
+		if got, why := trace(&mark.Entry{Mark: report.Mark{BootID: "a"}, Before: c.before}, &c.now, "a"); got != c.want || (why == "") != (got == report.MarkStarted) {
+			t.Errorf("%s: %s (%s), want %s", name, got, why, c.want)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -44,20 +45,37 @@ func (r Reply) NotFound() bool { return apierrors.IsNotFound(r.Err) }
 // was lost. Every other answer is the caller's to judge: Conflict is an update
 // lost to another (or an object of another UID), Already a name that is taken,
 // Refused an object that is gone or a denial by admission, Throttled a 429, and
-// Failed what is left.
+// Failed what is left and was not done. An error of the server that does not tell
+// whether it was done is as good as no answer.
 func (c *Cluster) Effect(ctx context.Context, t *executor.Task, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
-	r, o := c.Repeatable(ctx, t, what, resource, name, f)
+	r, o := c.issue(ctx, t, what, resource, name, true, f)
 	if o == nil && r.Category == Timeout {
-		lost := executor.Ambiguous(fmt.Sprintf("%s %s: the answer never came", what, name))
+		lost := executor.Ambiguous(fmt.Sprintf("%s %s: %s", what, name, unheard(r.Err)))
 		lost.CommandID = r.Command
 		return r, &lost
 	}
 	return r, o
 }
 
+func unheard(err error) string {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		return "the answer does not tell whether it was done: " + err.Error()
+	}
+	return "the answer never came"
+}
+
 // Repeatable is Effect for a call that does no harm when it is issued again: a
-// lost answer is Timeout, for the caller to read the world and go on.
+// lost answer is Timeout, for the caller to read the world and go on. An error of
+// the server is Failed, and a server that is away sets the outcome, whether or not
+// the call was done.
 func (c *Cluster) Repeatable(ctx context.Context, t *executor.Task, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
+	return c.issue(ctx, t, what, resource, name, false, f)
+}
+
+// issue makes the call. once: it must not be made again while the first may have
+// been done.
+func (c *Cluster) issue(ctx context.Context, t *executor.Task, what, resource, name string, once bool, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
 	id, end := t.Begin(what+" "+name, resource)
 	c.pauseAt(BeforeFence, t)
 	fenced, release, err := t.Fence(Operation(ctx, t.Assignment))
@@ -78,6 +96,9 @@ func (c *Cluster) Repeatable(ctx context.Context, t *executor.Task, what, resour
 	seen := &call{}
 	err = f(context.WithValue(under, keyCall, seen))
 	r := Reply{Category: classify(err, seen), Err: err, RetryAfter: seen.retryAfter, Command: id}
+	if once && mayHaveLanded(err) {
+		r.Category = Timeout
+	}
 	var o *executor.Outcome
 	switch {
 	case r.Category == unsent:
@@ -139,10 +160,32 @@ func classify(err error, seen *call) string {
 	if seen.method == "" || errors.As(err, &dial) && dial.Op == "dial" {
 		return unsent // the client's own rate limit, or nobody listens
 	}
-	if seen.answered {
-		return Failed
+	return Timeout // also when an answer began and broke off
+}
+
+// Errors of the API server that it answers before it stores anything.
+const (
+	// https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/#how-api-initiated-eviction-works
+	twoBudgets = "more than one PodDisruptionBudget"
+	// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#failure-policy
+	webhookFailed = `failed calling webhook "`
+)
+
+// mayHaveLanded tells whether an answer of 5xx leaves open what became of the
+// call. A 503 in the API server's own words came before the call was looked at,
+// and a few errors before anything was stored. Any other may have come after: of
+// etcd that answered too late, or of a balancer in between.
+func mayHaveLanded(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Code < http.StatusInternalServerError {
+		return false
 	}
-	return Timeout
+	if apierrors.IsUnexpectedServerError(err) { // no Status: somebody else's words
+		return true
+	}
+	message := status.Status().Message
+	return !apierrors.IsServiceUnavailable(err) && !strings.Contains(message, twoBudgets) &&
+		!(apierrors.IsInternalError(err) && strings.Contains(message, webhookFailed))
 }
 
 func fencedOff(id string, err error) *executor.Outcome {

@@ -16,6 +16,8 @@ import (
 
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -127,8 +129,30 @@ func TestAnswersOfAnEffect(t *testing.T) {
 			status(w, 429, metav1.StatusReasonTooManyRequests, "its budget allows none")
 		}, category: Throttled, after: 7 * time.Second},
 		"two budgets": {answer: func(w http.ResponseWriter, _ *http.Request) {
-			status(w, 500, metav1.StatusReasonInternalError, "more than one PodDisruptionBudget")
+			status(w, 500, "", "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.")
 		}, category: Failed},
+		"a webhook that cannot be called": {answer: func(w http.ResponseWriter, _ *http.Request) {
+			status(w, 500, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "no.example.com": failed to call webhook: EOF`)
+		}, category: Failed},
+		"an error of etcd": {answer: func(w http.ResponseWriter, _ *http.Request) { status(w, 500, "", "etcdserver: request timed out") },
+			category: Timeout, class: operation.OutcomeAmbiguous, code: "answer_lost", detail: "etcdserver: request timed out"},
+		"an error without a known cause": {answer: func(w http.ResponseWriter, _ *http.Request) {
+			status(w, 500, metav1.StatusReasonInternalError, "Internal error occurred: unexpected EOF")
+		}, category: Timeout, class: operation.OutcomeAmbiguous, code: "answer_lost"},
+		"a balancer lost the server": {answer: func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "bad gateway", http.StatusBadGateway) },
+			category: Timeout, class: operation.OutcomeAmbiguous, code: "answer_lost"},
+		"a balancer is tired": {answer: func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "upstream connect error or disconnect/reset before headers", http.StatusServiceUnavailable)
+		}, category: Timeout, class: operation.OutcomeAmbiguous, code: "answer_lost"},
+		"a balancer quotes a known error": {answer: func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, `failed calling webhook "no.example.com"`, http.StatusInternalServerError)
+		}, category: Timeout, class: operation.OutcomeAmbiguous, code: "answer_lost"},
+		"the answer breaks off": {answer: func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "100")
+			w.WriteHeader(http.StatusCreated)
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}, category: Timeout, class: operation.OutcomeAmbiguous, code: "answer_lost"},
 		"unavailable": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", "7")
 			status(w, 503, metav1.StatusReasonServiceUnavailable, "")
@@ -194,6 +218,46 @@ func TestRepeatableLeavesALostAnswer(t *testing.T) {
 	s.answer = func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 	if r, o := c.Repeatable(t.Context(), task(&record{}), "evict", "pod/uid", "web/web-0", evict(c)); o != nil || r.Category != Timeout {
 		t.Errorf("%+v, %+v", r, o)
+	}
+}
+
+// TestRepeatableGoesOnAfterAnError: what may be repeated is told as it was answered.
+func TestRepeatableGoesOnAfterAnError(t *testing.T) {
+	t.Parallel()
+	s, c := setup(t)
+	s.answer = func(w http.ResponseWriter, _ *http.Request) { status(w, 500, "", "etcdserver: request timed out") }
+	if r, o := c.Repeatable(t.Context(), task(&record{}), "evict", "pod/uid", "web/web-0", evict(c)); o != nil || r.Category != Failed {
+		t.Errorf("500: %+v, %+v", r, o)
+	}
+	s.answer = func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "no upstream", http.StatusServiceUnavailable)
+	}
+	if _, o := c.Repeatable(t.Context(), task(&record{}), "evict", "pod/uid", "web/web-0", evict(c)); o == nil || o.ErrorCode != "api_unavailable" {
+		t.Errorf("503: %+v", o)
+	}
+}
+
+// TestErrorsOfWhatIsUntyped: custom resources are read and changed by a client that
+// decodes the API server's words in its own way.
+func TestErrorsOfWhatIsUntyped(t *testing.T) {
+	t.Parallel()
+	s, c := setup(t)
+	patch := func(ctx context.Context) error {
+		_, err := c.Dynamic.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}).Namespace("web").
+			Patch(ctx, "web", types.MergePatchType, []byte("{}"), metav1.PatchOptions{})
+		return err
+	}
+	s.answer = func(w http.ResponseWriter, _ *http.Request) {
+		status(w, 503, metav1.StatusReasonServiceUnavailable, "starting")
+	}
+	if _, o := c.Effect(t.Context(), task(&record{}), "restart", "deployment/uid", "web/web", patch); o == nil || o.ErrorCode != "api_unavailable" {
+		t.Errorf("the API server's 503: %+v", o)
+	}
+	s.answer = func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "no upstream", http.StatusServiceUnavailable)
+	}
+	if _, o := c.Effect(t.Context(), task(&record{}), "restart", "deployment/uid", "web/web", patch); o == nil || o.Class != operation.OutcomeAmbiguous {
+		t.Errorf("a balancer's 503: %+v", o)
 	}
 }
 

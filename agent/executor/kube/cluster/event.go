@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +20,8 @@ const (
 	// maxEventMessage is the API's limit of a note.
 	// https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
 	maxEventMessage = 1024
+	// maxEventName leaves room for the time in the 253 bytes of a name.
+	maxEventName = 200
 )
 
 // Event puts a Kubernetes event on an object, naming the operation, for whoever
@@ -27,14 +31,9 @@ func (c *Cluster) Event(ctx context.Context, t *executor.Task, on corev1.ObjectR
 	ctx, cancel := context.WithTimeout(Operation(ctx, t.Assignment), eventTimeout)
 	defer cancel()
 	now := metav1.NewTime(c.Now())
-	message = fmt.Sprintf("%s (operation %s by %s)", message, t.Assignment.Operation, t.Assignment.Actor.ID)
-	if len(message) > maxEventMessage {
-		message = message[:maxEventMessage]
-	}
-	name := on.Name
-	if len(name) > 200 {
-		name = name[:200]
-	}
+	by := fmt.Sprintf(" (operation %s by %s)", t.Assignment.Operation, t.Assignment.Actor.ID)
+	message = cut(cut(message, max(0, maxEventMessage-len(by)))+by, maxEventMessage)
+	name := strings.TrimRight(cut(on.Name, maxEventName), ".-") // a dot follows, which goes after neither
 	_, err := c.Client.CoreV1().Events(cmp.Or(on.Namespace, metav1.NamespaceDefault)).Create(ctx, &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: fmt.Sprintf("%s.%x", name, now.UnixNano()), Namespace: cmp.Or(on.Namespace, metav1.NamespaceDefault),
@@ -48,6 +47,17 @@ func (c *Cluster) Event(ctx context.Context, t *executor.Task, on corev1.ObjectR
 	if err != nil {
 		c.Log.Debug("an event was not taken by the cluster", slog.String("operation", t.Assignment.Operation), slog.Any("err", err))
 	}
+}
+
+// cut bounds a text to n bytes of whole characters.
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
 }
 
 // EventRight is what Event needs.

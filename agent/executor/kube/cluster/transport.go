@@ -26,7 +26,6 @@ func Operation(ctx context.Context, a *protocol.Assignment) context.Context {
 // call is what the transport saw of one effect.
 type call struct {
 	method, path string
-	answered     bool
 	retryAfter   time.Duration
 }
 
@@ -49,7 +48,6 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	resp, err := t.next.RoundTrip(req)
 	if c != nil && err == nil {
-		c.answered = true
 		if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
 			c.retryAfter = time.Duration(s) * time.Second
 		}

@@ -23,15 +23,14 @@ type follower struct {
 	jobs, pods cache.SharedIndexInformer
 	changed    chan struct{}
 
-	mu     sync.Mutex
-	denied error // a right is missing
-	away   error // the API server does not answer
+	mu      sync.Mutex
+	trouble map[string]error // by resource and verb, what the last try met
 }
 
 func (u *upgrader) follow(ctx context.Context, op string) (*follower, error) {
-	f := &follower{changed: make(chan struct{}, 1)}
+	f := &follower{changed: make(chan struct{}, 1), trouble: map[string]error{}}
 	jobs, pods := u.Client.BatchV1().Jobs(u.Namespace), u.Client.CoreV1().Pods(u.Namespace)
-	f.jobs = f.informer(&batchv1.Job{}, cache.ListWatch{
+	f.jobs = f.informer("jobs", &batchv1.Job{}, cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.LabelSelector = selector(op)
 			return jobs.List(ctx, o)
@@ -41,7 +40,7 @@ func (u *upgrader) follow(ctx context.Context, op string) (*follower, error) {
 			return jobs.Watch(ctx, o)
 		},
 	})
-	f.pods = f.informer(&corev1.Pod{}, cache.ListWatch{
+	f.pods = f.informer("pods", &corev1.Pod{}, cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.LabelSelector = selector(op)
 			return pods.List(ctx, o)
@@ -53,7 +52,7 @@ func (u *upgrader) follow(ctx context.Context, op string) (*follower, error) {
 	})
 	for _, i := range []cache.SharedIndexInformer{f.jobs, f.pods} {
 		if _, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: func(any) { f.heard() }, UpdateFunc: func(_, _ any) { f.heard() }, DeleteFunc: func(any) { f.heard() },
+			AddFunc: func(any) { f.wake() }, UpdateFunc: func(_, _ any) { f.wake() }, DeleteFunc: func(any) { f.wake() },
 		}); err != nil {
 			return nil, fmt.Errorf("watch Jobs: %w", err)
 		}
@@ -67,9 +66,22 @@ func (u *upgrader) follow(ctx context.Context, op string) (*follower, error) {
 	return f, nil
 }
 
-func (f *follower) informer(of runtime.Object, lw cache.ListWatch) cache.SharedIndexInformer {
+// informer keeps what a source tells, and whether it can be heard: each list and
+// watch that is answered says so, an empty one too.
+func (f *follower) informer(name string, of runtime.Object, lw cache.ListWatch) cache.SharedIndexInformer {
+	list, watches := lw.ListWithContextFunc, lw.WatchFuncWithContext
+	lw.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		l, err := list(ctx, o)
+		f.heard(ctx, "list "+name, err)
+		return l, err
+	}
+	lw.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		w, err := watches(ctx, o)
+		f.heard(ctx, "watch "+name, err)
+		return w, err
+	}
 	i := cache.NewSharedIndexInformer(&source{&lw}, of, 0, cache.Indexers{})
-	_ = i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { f.failed(err) }) // it is not running yet, so this cannot fail
+	_ = i.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}) // it is not running yet, so this cannot fail
 	return i
 }
 
@@ -87,23 +99,35 @@ func (f *follower) wake() {
 	}
 }
 
-func (f *follower) heard() {
+// heard books how a list or a watch was answered. That a version is too old is how
+// a watch that fell behind ends: the informer lists again.
+func (f *follower) heard(ctx context.Context, what string, err error) {
+	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return
+	}
 	f.mu.Lock()
-	f.denied, f.away = nil, nil
+	if err == nil {
+		delete(f.trouble, what)
+	} else {
+		f.trouble[what] = err
+	}
 	f.mu.Unlock()
 	f.wake()
 }
 
-func (f *follower) failed(err error) {
+// deaf tells why nothing is heard: a right is missing, or the API server does not
+// answer.
+func (f *follower) deaf() (denied, away error) {
 	f.mu.Lock()
-	switch {
-	case apierrors.IsForbidden(err):
-		f.denied = err
-	case !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err):
-		f.away = err
+	defer f.mu.Unlock()
+	for _, err := range f.trouble {
+		if apierrors.IsForbidden(err) {
+			denied = err
+		} else {
+			away = err
+		}
 	}
-	f.mu.Unlock()
-	f.wake()
+	return denied, away
 }
 
 func (f *follower) scene() scene {
@@ -143,9 +167,7 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 		if halt := executor.Halted(ctx, t); halt != "" {
 			return stopped(halt)
 		}
-		f.mu.Lock()
-		denied, away := f.denied, f.away
-		f.mu.Unlock()
+		denied, away := f.deaf()
 		switch {
 		case denied != nil:
 			return cluster.Broken(denied)

@@ -21,6 +21,9 @@ import (
 const (
 	labelVerb = "opsplane.io/verb" // answer.Preflight, Upgrade or Status
 	labelRun  = "opsplane.io/run"
+	// annotationAfter is on a Job that asks what became of a run: the Jobs that had
+	// tried the upgrade by then. Its answer stands until there is another of those.
+	annotationAfter = "opsplane.io/after"
 )
 
 // Times of Jobs.
@@ -44,14 +47,29 @@ type request struct {
 	version   string
 	rollback  bool
 	timeout   time.Duration
-	recover   []int64 // generations whose pods are gone
-	attempt   int     // of a verb that may be run again under one lease
+	left      time.Duration // of the operation's time, of an upgrade
+	recover   []int64       // generations whose pods are gone
+	attempt   int           // of a verb that may be run again under one lease
+	after     string        // annotationAfter
+}
+
+// prefix keeps Jobs of one lease apart: the history is asked what became of the
+// upgrade, and by the step verify whether it is the release that is in force.
+func (q request) prefix() string {
+	switch {
+	case q.verb == answer.Preflight:
+		return "pre"
+	case q.verb == answer.Upgrade:
+		return "up"
+	case q.after != "":
+		return "st"
+	}
+	return "ve"
 }
 
 func (q request) name(a *protocol.Assignment) string {
 	// op_ and a ULID: 29 bytes, which leaves room for the rest of a label's 63.
-	name := fmt.Sprintf("opsplane-%s-%s-r%d-g%d", map[string]string{answer.Preflight: "pre", answer.Upgrade: "up", answer.Status: "st"}[q.verb],
-		strings.ReplaceAll(strings.ToLower(a.Operation), "_", "-"), a.Run, a.Generation)
+	name := fmt.Sprintf("opsplane-%s-%s-r%d-g%d", q.prefix(), strings.ReplaceAll(strings.ToLower(a.Operation), "_", "-"), a.Run, a.Generation)
 	if q.attempt > 0 {
 		name += "-a" + strconv.Itoa(q.attempt)
 	}
@@ -81,15 +99,17 @@ func (q request) args(a *protocol.Assignment) []string {
 	return args
 }
 
-// deadline is how long the Job may be active.
+// deadline is how long the Job may be active: an upgrade no longer than the
+// operation, whose lock on the component ends with it.
 func (q request) deadline() time.Duration {
-	switch {
-	case q.verb != answer.Upgrade:
+	if q.verb != answer.Upgrade {
 		return readDeadline
-	case q.rollback:
-		return 2*q.timeout + slack
 	}
-	return q.timeout + slack
+	d := q.timeout + slack
+	if q.rollback {
+		d += q.timeout
+	}
+	return min(d, q.left)
 }
 
 // job is the Job of a request.
@@ -134,8 +154,12 @@ func (u *upgrader) job(a *protocol.Assignment, q request) *batchv1.Job {
 			SecretName: s, Items: []corev1.KeyToPath{{Key: corev1.DockerConfigJsonKey, Path: "config.json"}}}}})
 	}
 	spec.Containers = []corev1.Container{container}
+	notes := map[string]string{cluster.AnnotationMark: mark.String()}
+	if q.after != "" {
+		notes[annotationAfter] = q.after
+	}
 	return &batchv1.Job{
-		ObjectMeta: metav1.ObjectMeta{Name: q.name(a), Namespace: u.Namespace, Labels: labels, Annotations: map[string]string{cluster.AnnotationMark: mark.String()}},
+		ObjectMeta: metav1.ObjectMeta{Name: q.name(a), Namespace: u.Namespace, Labels: labels, Annotations: notes},
 		Spec: batchv1.JobSpec{
 			// Never started again by itself, and not before its pod is seen to have ended.
 			BackoffLimit: ptr.To[int32](0), PodReplacementPolicy: ptr.To(batchv1.Failed),

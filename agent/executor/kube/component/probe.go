@@ -36,7 +36,7 @@ func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding
 	if len(s.of(answer.Upgrade, a.Run)) == 0 {
 		return executor.ToRun("no upgrade of this run was begun")
 	}
-	said, err := u.ask(ctx, t, request{verb: answer.Status, component: c})
+	said, err := u.history(ctx, t, s, c)
 	if err != nil {
 		return executor.Unknown("in_progress", "the upgrade's answer is lost, and Helm's history was not read: "+err.Error())
 	}
@@ -61,6 +61,28 @@ func finding(a answer.Answer) executor.Finding {
 	return executor.Lost(o.ErrorCode, o.Detail)
 }
 
+// history asks Helm what became of a run whose upgrade left no answer. A probe may
+// end before a pod is there, so what an earlier one asked is taken up, whichever
+// lease that was under: the run's revisions are the same as long as no upgrade of it
+// was begun since.
+func (u *upgrader) history(ctx context.Context, t *executor.Task, s scene, c Component) (answer.Answer, error) {
+	a := t.Assignment
+	q := request{verb: answer.Status, component: c, after: s.tried(a.Run), attempt: 1}
+	for _, j := range s.of(answer.Status, a.Run) {
+		if j.Annotations[annotationAfter] == "" {
+			continue
+		}
+		said, err := s.answer(j)
+		if j.Annotations[annotationAfter] == q.after && (s.active(j) || err == nil && said.Code == "") {
+			return u.hear(ctx, t, j.Name)
+		}
+		if generationOf(j) == a.Generation { // its answer is of no use any more
+			q.attempt++
+		}
+	}
+	return u.ask(ctx, t, q)
+}
+
 // ask runs a Job that only reads and returns its answer. It is harmless when
 // repeated, so it needs no fence: a probe may ask.
 func (u *upgrader) ask(ctx context.Context, t *executor.Task, q request) (answer.Answer, error) {
@@ -71,9 +93,14 @@ func (u *upgrader) ask(ctx context.Context, t *executor.Task, q request) (answer
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return answer.Answer{}, err
 	}
+	return u.hear(ctx, t, job.Name)
+}
+
+// hear waits for a Job's answer.
+func (u *upgrader) hear(ctx context.Context, t *executor.Task, name string) (answer.Answer, error) {
 	var got answer.Answer
 	o := u.await(ctx, &executor.Task{Assignment: t.Assignment, Step: t.Step, Progress: func(int, int, string, string) {}}, func(s scene) *executor.Outcome {
-		j := s.named(job.Name)
+		j := s.named(name)
 		if j == nil || s.active(j) {
 			return nil
 		}
@@ -86,7 +113,7 @@ func (u *upgrader) ask(ctx context.Context, t *executor.Task, q request) (answer
 		}
 		return &o
 	}, func(why string) executor.Outcome {
-		return executor.Waiting(why, "Job "+job.Name+" has not answered yet")
+		return executor.Waiting(why, "Job "+name+" has not answered yet")
 	})
 	if o.Class != operation.OutcomeDone {
 		return got, fmt.Errorf("%s: %s", o.ErrorCode, o.Detail)

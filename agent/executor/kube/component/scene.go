@@ -172,14 +172,41 @@ func (s scene) busy(verb string) *batchv1.Job {
 	return nil
 }
 
-// dead are the generations whose upgrade Jobs were seen to end.
+// tried names the Jobs that have tried the upgrade in a run.
+func (s scene) tried(run int) string {
+	var names []string
+	for _, j := range s.of(answer.Upgrade, run) {
+		names = append(names, j.Name)
+	}
+	return strings.Join(names, ",")
+}
+
+// dead are the generations whose upgrade can do nothing any more.
 func (s scene) dead() []int64 {
 	var list []int64
 	for _, j := range s.jobs {
-		if g := generationOf(j); j.Labels[labelVerb] == answer.Upgrade && !s.active(j) && g > 0 {
+		if g := generationOf(j); j.Labels[labelVerb] == answer.Upgrade && s.gone(j) && g > 0 {
 			list = append(list, g)
 		}
 	}
 	slices.Sort(list)
 	return slices.Compact(list)
+}
+
+// gone tells whether a Job's program is known to have ended: its pod was seen to
+// end, here or by the Job controller. The kubelet says so, or, of a node that is
+// gone, the pod garbage collector. A pod that was deleted from a node that does not
+// answer may run on: the controller forgets it at the Job's deadline, and its Job
+// has ended without any pod.
+// https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-replacement-policy
+func (s scene) gone(j *batchv1.Job) bool {
+	if s.active(j) {
+		return false
+	}
+	return len(s.podsOf(j)) > 0 || slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
+		// With the policy Failed a pod counts as failed by its phase alone.
+		failed := c.Type == batchv1.JobFailed && c.Reason == batchv1.JobReasonBackoffLimitExceeded &&
+			j.Spec.PodReplacementPolicy != nil && *j.Spec.PodReplacementPolicy == batchv1.Failed
+		return c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || failed)
+	})
 }

@@ -1,6 +1,7 @@
 package component
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -34,13 +35,13 @@ func Upgrade(c *cluster.Cluster, config Config) cluster.Type {
 	if config.Timeout == 0 {
 		config.Timeout = DefaultTimeout
 	}
-	u := &upgrader{c, config}
+	u, denials := &upgrader{c, config}, &cluster.Denials{}
 	t := cluster.Type{
 		Name: "component.upgrade",
 		Steps: map[string]cluster.Step{
-			"preflight": {Probe: u.toCheck, Execute: u.preflight},
-			"upgrade":   {Probe: u.probe, Execute: u.upgrade},
-			"verify":    {Probe: u.toCheck, Execute: u.verify},
+			"preflight": {Probe: u.toCheck, Execute: denials.Lenient(c.Now, u.preflight)},
+			"upgrade":   {Probe: u.probe, Execute: denials.Lenient(c.Now, u.upgrade)},
+			"verify":    {Probe: u.toCheck, Execute: denials.Lenient(c.Now, u.verify)},
 		},
 		Observe: u.observe,
 		Preview: u.preview,
@@ -236,9 +237,10 @@ func (u *upgrader) upgrade(ctx context.Context, t *executor.Task) executor.Outco
 	if bad != nil {
 		return *bad
 	}
-	var made string // by this call
+	var made, under string // the Job that this call made, and the last that was under way
 	return u.await(ctx, t, func(s scene) *executor.Outcome {
 		if j := s.busy(answer.Upgrade); j != nil {
+			under = j.Name
 			tell(t, onlyBefore(s, j))
 			t.Progress(0, 1, "components", fmt.Sprintf("upgrading %s to %s (Job %s)", p.Component, p.Version, j.Name))
 			return nil
@@ -267,14 +269,15 @@ func (u *upgrader) upgrade(ctx context.Context, t *executor.Task) executor.Outco
 		if o != nil {
 			return o
 		}
-		q.timeout = timeout
+		q.timeout, q.left = timeout, t.Remaining()
 		made = name
 		return u.make(ctx, t, q)
 	}, func(why string) executor.Outcome {
-		if made == "" {
+		job := cmp.Or(made, under)
+		if job == "" {
 			return executor.Waiting(why, "stopped before the upgrade was begun")
 		}
-		return executor.Ambiguous(fmt.Sprintf("the upgrade of %s was begun and had not ended when its time was up; Job %s goes on", p.Component, made))
+		return executor.Ambiguous(fmt.Sprintf("the upgrade of %s was begun and had not ended when its time was up; Job %s goes on", p.Component, job))
 	})
 }
 

@@ -200,7 +200,7 @@ func (u *upgrader) verify(ctx context.Context, t *executor.Task) executor.Outcom
 
 // verifyByHelm goes by the history where no workload says of which version it is.
 func (u *upgrader) verifyByHelm(ctx context.Context, t *executor.Task, p payload, c Component) executor.Outcome {
-	said, err := u.ask(ctx, t, request{verb: answer.Status, component: c})
+	said, err := u.ask(ctx, t, request{verb: answer.Status, component: c, attempt: t.Attempt})
 	switch {
 	case err != nil:
 		return executor.Transient("job_failed", "Helm's history was not read: "+err.Error())

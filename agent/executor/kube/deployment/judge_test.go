@@ -51,7 +51,7 @@ status: {observedGeneration: 3, replicas: 2, updatedReplicas: 2, readyReplicas: 
 // restarted applies the restart's own patch, as the API server would.
 func restarted(t *testing.T, d *rollout, by cluster.Mark, at time.Time) *rollout {
 	t.Helper()
-	patch, err := restartPatch(d, by, at)
+	patch, err := restartPatch(d, by, at, "")
 	if err != nil {
 		t.Fatal(err)
 	}

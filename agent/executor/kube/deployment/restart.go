@@ -1,6 +1,7 @@
 package deployment
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -23,8 +24,9 @@ import (
 const maxConflicts = 20
 
 // restartPatch is the merge patch that restarts d, conditional on the
-// resourceVersion that d was read at.
-func restartPatch(d *rollout, by cluster.Mark, at time.Time) ([]byte, error) {
+// resourceVersion that d was read at. template is the digest that the pod template
+// will have; empty: as the patch alone makes it.
+func restartPatch(d *rollout, by cluster.Mark, at time.Time, template string) ([]byte, error) {
 	rec := record{At: at.UTC().Truncate(time.Second)}
 	patch := map[string]any{}
 	if d.kind == dynamoGraphs {
@@ -53,10 +55,15 @@ func restartPatch(d *rollout, by cluster.Mark, at time.Time) ([]byte, error) {
 				}
 			}
 		}
-		template, _, _ := unstructured.NestedMap(next.Object, d.kind.template...)
-		rec.Template = digest(template)
+		rec.Template = cmp.Or(template, d.digestOf(next))
 	}
 	return d.sealed(patch, by, rec)
+}
+
+// digestOf is the digest of another state of the object.
+func (r *rollout) digestOf(u *unstructured.Unstructured) string {
+	template, _, _ := unstructured.NestedMap(u.Object, r.kind.template...)
+	return digest(template)
 }
 
 // undoPatch is the merge patch that takes the restart back.
@@ -135,7 +142,7 @@ func (r *roller) patch(ctx context.Context, d *rollout, patch []byte, o metav1.P
 // right, an admission policy that refuses it and an operator too old for it are
 // known before anything is touched.
 func (r *roller) rehearse(ctx context.Context, d *rollout, by cluster.Mark) (*protocol.Blocker, error) {
-	patch, err := restartPatch(d, by, r.Now())
+	patch, err := restartPatch(d, by, r.Now(), "")
 	if err != nil {
 		return nil, err
 	}
@@ -162,6 +169,25 @@ func (r *roller) rehearse(ctx context.Context, d *rollout, by cluster.Mark) (*pr
 		return nil, nil
 	}
 	return nil, err
+}
+
+// answered is the digest of the template that the API server makes of a restart's
+// patch: admission may add to what is asked for, and that is nobody else's change.
+// It is empty where it cannot be told.
+func (r *roller) answered(ctx context.Context, d *rollout, patch []byte) (string, error) {
+	if d.kind.template == nil {
+		return "", nil
+	}
+	ctx, cancel := r.Read(ctx)
+	defer cancel()
+	u, err := r.patch(ctx, d, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	switch {
+	case err == nil:
+		return d.digestOf(u), nil
+	case apierrors.IsBadRequest(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
+		return "", nil // a webhook that knows no dry run, or a refusal that the restart itself meets
+	}
+	return "", err
 }
 
 // allowed tells whether the role has the right to patch d, so that a 403 came
@@ -210,8 +236,19 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 		if s := executor.Halted(ctx, t); s != "" {
 			return executor.Waiting(s, "stopped before the restart of "+d.name())
 		}
-		patch, err := restartPatch(d, by, r.Now())
+		at := r.Now()
+		patch, err := restartPatch(d, by, at, "")
 		if err != nil {
+			return executor.Permanent("api_error", err.Error())
+		}
+		template, err := r.answered(ctx, d, patch)
+		switch {
+		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return unread(err)
+		}
+		if patch, err = restartPatch(d, by, at, template); err != nil {
 			return executor.Permanent("api_error", err.Error())
 		}
 		again, stop := r.change(ctx, t, d, "restart", patch)

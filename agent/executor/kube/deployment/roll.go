@@ -46,16 +46,19 @@ func Roll(c *cluster.Cluster) cluster.Type { return RollWithin(c, DefaultBounds)
 
 // RollWithin is Roll with bounds of its own.
 func RollWithin(c *cluster.Cluster, b Bounds) cluster.Type {
-	r := &roller{c, b}
+	r, denials := &roller{c, b}, &cluster.Denials{}
+	lenient := func(f func(ctx context.Context, t *executor.Task) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
+		return denials.Lenient(c.Now, f)
+	}
 	return cluster.Type{
 		Name:         "deployment.roll",
 		Capabilities: []protocol.Capability{{Name: "deployment.roll", Version: 2}}, // 2: undo
 		Steps: map[string]cluster.Step{
-			"preflight": {Probe: r.toCheck, Execute: r.preflight},
-			"restart":   {Probe: r.probeRestart, Execute: r.restart},
-			"wait":      {Probe: r.probeWait, Execute: r.wait},
-			"confirm":   {Probe: r.toCheck, Execute: r.confirm},
-			"undo":      {Probe: r.probeUndo, Execute: r.undo},
+			"preflight": {Probe: r.toCheck, Execute: lenient(r.preflight)},
+			"restart":   {Probe: r.probeRestart, Execute: lenient(r.restart)},
+			"wait":      {Probe: r.probeWait, Execute: lenient(r.wait)},
+			"confirm":   {Probe: r.toCheck, Execute: lenient(r.confirm)},
+			"undo":      {Probe: r.probeUndo, Execute: lenient(r.undo)},
 		},
 		Observe: r.observe,
 		Preview: r.preview,

@@ -165,13 +165,38 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		if now != nil {
 			s = now
 		}
-		if o := judge(now); o != nil {
+		o := judge(now)
+		if o != nil && o.Class != operation.OutcomeDone { // a cache may lag behind, after an outage by much
+			fresh, err := r.anew(ctx, t.Assignment, now)
+			if halt := executor.Halted(ctx, t); halt != "" {
+				return r.halted(halt, d, s)
+			}
+			if err != nil {
+				return unread(err)
+			}
+			o = judge(fresh)
+		}
+		if o != nil {
 			if o.Class == operation.OutcomeDone {
 				tell(t, nil)
 			}
 			return *o
 		}
 	}
+}
+
+// anew reads the scene once more, past the cache. What the controller's events
+// said stays.
+func (r *roller) anew(ctx context.Context, a *protocol.Assignment, cached *scene) (*scene, error) {
+	d, err := r.find(ctx, a)
+	if err != nil || d == nil {
+		return nil, err
+	}
+	s, err := r.look(ctx, d)
+	if err == nil && cached != nil {
+		s.events = cached.events
+	}
+	return s, err
 }
 
 // boundary is closed on a cancel that counts for the step.

@@ -25,18 +25,17 @@ type watcher struct {
 	of                   *rollout
 	changed              chan struct{}
 
-	mu     sync.Mutex
-	denied error // a right is missing
-	away   error // the API server does not answer
+	mu      sync.Mutex
+	unheard map[string]error // by resource and verb, what the last try met
 }
 
 // watch begins to follow d until ctx ends.
 func (r *roller) watch(ctx context.Context, d *rollout) (*watcher, error) {
-	w := &watcher{of: d, changed: make(chan struct{}, 1)}
+	w := &watcher{of: d, changed: make(chan struct{}, 1), unheard: map[string]error{}}
 	namespace := d.object.GetNamespace()
 	named := fields.OneTermEqualSelector(metav1.ObjectNameField, d.object.GetName()).String()
 	objects := r.Dynamic.Resource(d.resource).Namespace(namespace)
-	w.object = w.informer(&unstructured.Unstructured{}, cache.ListWatch{
+	w.object = w.informer(d.resource.Resource, &unstructured.Unstructured{}, cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = named
 			return objects.List(ctx, o)
@@ -47,7 +46,7 @@ func (r *roller) watch(ctx context.Context, d *rollout) (*watcher, error) {
 		},
 	})
 	pods := r.Client.CoreV1().Pods(namespace)
-	w.pods = w.informer(&corev1.Pod{}, cache.ListWatch{
+	w.pods = w.informer("pods", &corev1.Pod{}, cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.LabelSelector = d.selector.String()
 			return pods.List(ctx, o)
@@ -61,7 +60,7 @@ func (r *roller) watch(ctx context.Context, d *rollout) (*watcher, error) {
 	if d.kind.events {
 		events := r.Client.CoreV1().Events(namespace)
 		about := fields.Set{"involvedObject.kind": "StatefulSet", "involvedObject.name": d.object.GetName(), "reason": "FailedCreate"}.String()
-		w.events = w.informer(&corev1.Event{}, cache.ListWatch{
+		w.events = w.informer("events", &corev1.Event{}, cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				o.FieldSelector = about
 				return events.List(ctx, o)
@@ -76,7 +75,7 @@ func (r *roller) watch(ctx context.Context, d *rollout) (*watcher, error) {
 	var synced []cache.InformerSynced
 	for _, i := range all {
 		if _, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: func(any) { w.heard() }, UpdateFunc: func(_, _ any) { w.heard() }, DeleteFunc: func(any) { w.heard() },
+			AddFunc: func(any) { w.wake() }, UpdateFunc: func(_, _ any) { w.wake() }, DeleteFunc: func(any) { w.wake() },
 		}); err != nil {
 			return nil, fmt.Errorf("watch %s: %w", d.name(), err)
 		}
@@ -91,11 +90,24 @@ func (r *roller) watch(ctx context.Context, d *rollout) (*watcher, error) {
 	return w, nil
 }
 
-func (w *watcher) informer(of runtime.Object, lw cache.ListWatch) cache.SharedIndexInformer {
+// informer keeps what a source tells, and whether it can be heard: each list and
+// watch that is answered says so, an empty one too.
+func (w *watcher) informer(name string, of runtime.Object, lw cache.ListWatch) cache.SharedIndexInformer {
+	list, watches := lw.ListWithContextFunc, lw.WatchFuncWithContext
+	lw.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		l, err := list(ctx, o)
+		w.heard(ctx, "list "+name, err)
+		return l, err
+	}
+	lw.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		stream, err := watches(ctx, o)
+		w.heard(ctx, "watch "+name, err)
+		return stream, err
+	}
 	i := cache.NewSharedIndexInformer(&source{&lw}, of, 0, cache.Indexers{})
 	// Neither is running yet, so neither can fail.
 	_ = i.SetTransform(cache.TransformFunc(trim))
-	_ = i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { w.failed(err) })
+	_ = i.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {})
 	return i
 }
 
@@ -121,22 +133,17 @@ func (w *watcher) wake() {
 	}
 }
 
-func (w *watcher) heard() {
+// heard books how a list or a watch was answered. That a version is too old is how
+// a watch that fell behind ends: the informer lists again.
+func (w *watcher) heard(ctx context.Context, what string, err error) {
+	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return
+	}
 	w.mu.Lock()
-	w.away, w.denied = nil, nil
-	w.mu.Unlock()
-	w.wake()
-}
-
-// failed hears why a list or a watch ended. One that only ran out is begun again
-// by the informer.
-func (w *watcher) failed(err error) {
-	w.mu.Lock()
-	switch {
-	case apierrors.IsForbidden(err):
-		w.denied = err
-	case !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err):
-		w.away = err
+	if err == nil {
+		delete(w.unheard, what)
+	} else {
+		w.unheard[what] = err
 	}
 	w.mu.Unlock()
 	w.wake()
@@ -146,11 +153,19 @@ func (w *watcher) synced() bool {
 	return w.object.HasSynced() && w.pods.HasSynced() && (w.events == nil || w.events.HasSynced())
 }
 
-// trouble tells why nothing is heard.
+// trouble tells why nothing is heard: a right is missing, or the API server does
+// not answer.
 func (w *watcher) trouble() (denied, away error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.denied, w.away
+	for _, err := range w.unheard {
+		if apierrors.IsForbidden(err) {
+			denied = err
+		} else {
+			away = err
+		}
+	}
+	return denied, away
 }
 
 // scene is what was heard; nil when the object is gone, or another has its name.

@@ -3,13 +3,13 @@ package device
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
@@ -25,14 +25,14 @@ type heard struct {
 	why    string
 	// ran: its container was started, or may have been.
 	ran bool
+	job *batchv1.Job
 	// stopped is why the step stopped waiting for it: executor.Halted's word, or
 	// "late" past the Job's own time.
 	stopped string
 }
 
 const (
-	// patience is how long a Job may be without a pod before that is told, and how
-	// long a pull may fail before it counts as failed.
+	// patience is how long a Job may be without a pod before that is told.
 	patience   = 5 * time.Second
 	nodeLook   = 10 * time.Second
 	lateBy     = 10 * time.Second // after a Job's own deadline
@@ -81,7 +81,9 @@ func (e *devices) ask(ctx context.Context, t *executor.Task, d target, verb, nam
 		o.CommandID = r.Command
 		return heard{}, &o
 	}
-	return e.await(ctx, t, d, verb, job), nil
+	h := e.await(ctx, t, d, verb, job)
+	h.job = job
+	return h, nil
 }
 
 // await waits for a Job's answer by one watch on its pods. It always comes back:
@@ -100,6 +102,7 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 	defer late.Stop()
 	patient := time.NewTimer(patience)
 	defer patient.Stop()
+	defer w.forgive()
 	look := time.NewTicker(nodeLook)
 	defer look.Stop()
 	for {
@@ -119,6 +122,9 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 			}
 		case <-patient.C:
 			w.impatient = true
+			end = w.see(w.last)
+		case <-w.pull():
+			w.failing = true
 			end = w.see(w.last)
 		case <-look.C:
 			w.node(ctx)
@@ -145,6 +151,10 @@ type waiting struct {
 	begun     time.Time
 	last      seenPod
 	impatient bool
+	// pulling runs since the image's pull was seen to fail, nil: it does not; failing:
+	// it has failed for as long as is waited for a registry.
+	pulling   *time.Timer
+	failing   bool
 	code, why string // what it waits for
 }
 
@@ -154,6 +164,22 @@ func (w *waiting) block(code, why string) {
 	}
 	w.code, w.why = code, why
 	blocked(w.t, protocol.Blocker{Code: code, Resource: "job/" + w.job.Namespace + "/" + w.job.Name, Detail: why})
+}
+
+// pull is told when the image's pull has failed for long enough.
+func (w *waiting) pull() <-chan time.Time {
+	if w.pulling == nil {
+		return nil
+	}
+	return w.pulling.C
+}
+
+// forgive ends the count of a pull that failed.
+func (w *waiting) forgive() {
+	if w.pulling != nil {
+		w.pulling.Stop()
+	}
+	w.pulling, w.failing = nil, false
 }
 
 // node names a node that does not answer: its pods are frozen as they were.
@@ -173,6 +199,9 @@ func (w *waiting) mayRun() bool {
 
 // see judges the Job's pod; nil: go on waiting.
 func (w *waiting) see(s seenPod) *heard {
+	if s.pod != nil && !metav1.IsControlledBy(s.pod, w.job) {
+		return nil // anybody's pod may have the label
+	}
 	w.last = s
 	p := s.pod
 	if p == nil {
@@ -197,12 +226,16 @@ func (w *waiting) see(s seenPod) *heard {
 		return &heard{ran: started(p), code: failureCode(p), why: fmt.Sprintf("pod %s of job %s ended without an answer: %s", p.Name, w.job.Name, why)}
 	}
 	if code, why, final := stuck(p); code != "" {
-		if final || w.impatient && code == "image_pull_failed" {
+		if final || w.failing && code == "image_pull_failed" {
 			return &heard{ran: started(p), code: code, why: why}
+		}
+		if code == "image_pull_failed" && w.pulling == nil {
+			w.pulling = time.NewTimer(w.e.cfg.PullPatience)
 		}
 		w.block(code, why)
 		return nil
 	}
+	w.forgive()
 	if started(p) && w.code != "node_unreachable" {
 		w.code, w.why = "", ""
 		blocked(w.t)
@@ -225,11 +258,15 @@ func (e *devices) read(t *executor.Task, d target, verb string, p *corev1.Pod, s
 		return a, err
 	case a.Verb != verb || a.Operation != t.Assignment.Operation || a.Run != t.Assignment.Run || a.Generation > t.Assignment.Generation:
 		return a, fmt.Errorf("it answers another question (%s of %s, run %d, generation %d)", a.Verb, a.Operation, a.Run, a.Generation)
+	case a.Node != d.node && !cutOff(a, "everything else"):
+		return a, fmt.Errorf("it speaks of node %q, not of %s", a.Node, d.node)
+	case a.OK && a.Device == nil && verb != report.VerbMark && !cutOff(a, "device", "everything else"):
+		return a, fmt.Errorf("it does not say of which device it speaks")
 	case a.Device != nil && a.Device.UUID != d.uuid:
 		return a, fmt.Errorf("it speaks of device %s, not of %s", a.Device.UUID, d.uuid)
 	}
 	if a.Device != nil || a.Source != "" {
-		e.note(t.Assignment.Operation, func(o *outcome) {
+		e.note(t.Assignment, func(o *outcome) {
 			if a.Device != nil {
 				o.device = a.Device
 			}
@@ -239,92 +276,37 @@ func (e *devices) read(t *executor.Task, d target, verb string, p *corev1.Pod, s
 	return a, nil
 }
 
-// terminated is how the container ended; nil: it has not, or never ran.
-func terminated(p *corev1.Pod) *corev1.ContainerStateTerminated {
-	for i := range p.Status.ContainerStatuses {
-		if s := &p.Status.ContainerStatuses[i]; s.Name == container && s.State.Terminated != nil && s.State.Terminated.Reason != "ContainerStatusUnknown" {
-			return s.State.Terminated
-		}
-	}
-	return nil
-}
-
-// started tells whether the container was started, or nobody can say.
-func started(p *corev1.Pod) bool {
-	for i := range p.Status.ContainerStatuses {
-		s := &p.Status.ContainerStatuses[i]
-		if s.State.Running != nil || s.State.Terminated != nil || s.LastTerminationState.Terminated != nil || s.ContainerID != "" {
-			return true
-		}
-	}
-	return p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodUnknown
-}
-
-func finished(p *corev1.Pod) bool {
-	return p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
-}
-
-// failureCode is the code of a pod that ended without its container's word.
-func failureCode(p *corev1.Pod) string {
-	switch r := p.Status.Reason; {
-	case r == "Evicted" || r == "Preempting" || r == "Terminated" || r == "NodeShutdown":
-		return "job_evicted"
-	case r == "DeadlineExceeded":
-		return "job_late"
-	case strings.HasPrefix(r, "OutOf") || r == "UnexpectedAdmissionError" || r == "NodeAffinity":
-		return "unschedulable"
-	case r == "NodeLost":
-		return "node_unreachable"
-	}
-	return "job_failed"
-}
-
-// stuck tells what keeps a pod from starting. final: it will not end by itself.
-// https://kubernetes.io/docs/concepts/containers/images/#imagepullbackoff
-func stuck(p *corev1.Pod) (code, why string, final bool) {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			return "unschedulable", fmt.Sprintf("pod %s is not placed: %s", p.Name, c.Message), false
-		}
-	}
-	for i := range p.Status.ContainerStatuses {
-		w := p.Status.ContainerStatuses[i].State.Waiting
-		if w == nil {
-			continue
-		}
-		why := fmt.Sprintf("pod %s cannot start: %s: %s", p.Name, w.Reason, w.Message)
-		switch w.Reason {
-		case "ErrImagePull":
-			return "image_pull_failed", why, false
-		case "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable":
-			return "image_pull_failed", why, true
-		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError":
-			return "config_error", why, true
-		}
-	}
-	return "", "", false
+// cutOff tells that the answer was too long and what was cut off, by the names of
+// report.Answer's Message.
+func cutOff(a report.Answer, what ...string) bool {
+	return slices.ContainsFunc(a.Cut, func(c string) bool { return slices.Contains(what, c) })
 }
 
 // takeAway deletes a Job that cannot start, so that it does not start late, and
 // tells whether its container was started after all.
-func (e *devices) takeAway(ctx context.Context, t *executor.Task, name string) (ran bool, stop *executor.Outcome) {
+func (e *devices) takeAway(ctx context.Context, t *executor.Task, job *batchv1.Job) (ran bool, stop *executor.Outcome) {
+	name := job.Name
 	under, cancel := context.WithTimeout(ctx, cancelWait)
 	defer cancel()
 	pods, _ := e.follow(under, e.c.Namespace, metav1.ListOptions{LabelSelector: labelJobName + "=" + name})
 	var last seenPod
-	select { // the pod as it is before
-	case last = <-pods:
-	case <-under.Done():
+	next := func() bool { // of the Job's own pod
+		for {
+			select {
+			case s, ok := <-pods:
+				if ok && !metav1.IsControlledBy(s.pod, job) {
+					continue
+				}
+				last = s
+				return ok
+			case <-under.Done():
+				return false
+			}
+		}
 	}
-	var uid types.UID
-	if last.pod != nil && len(last.pod.OwnerReferences) > 0 {
-		uid = last.pod.OwnerReferences[0].UID
-	}
+	next() // the pod as it is before
 	background := metav1.DeletePropagationBackground
-	o := metav1.DeleteOptions{PropagationPolicy: &background}
-	if uid != "" {
-		o.Preconditions = &metav1.Preconditions{UID: &uid}
-	}
+	o := metav1.DeleteOptions{PropagationPolicy: &background, Preconditions: &metav1.Preconditions{UID: &job.UID}}
 	r, stop := e.c.Repeatable(ctx, t, "delete job", "job/"+e.c.Namespace+"/"+name, name, func(ctx context.Context) error {
 		return e.c.Client.BatchV1().Jobs(e.c.Namespace).Delete(ctx, name, o)
 	})
@@ -335,12 +317,7 @@ func (e *devices) takeAway(ctx context.Context, t *executor.Task, name string) (
 		return true, nil
 	}
 	for last.pod != nil && !last.gone {
-		select {
-		case last = <-pods:
-			if last.pod == nil {
-				return true, nil
-			}
-		case <-under.Done():
+		if !next() {
 			return true, nil
 		}
 	}

@@ -29,5 +29,7 @@
 //
 // A reset whose answer is lost is ambiguous. Its probe reads the answer from the
 // Job's pod, of whatever generation of the run; where that is gone a Job that
-// changes nothing asks the host's mark.
+// changes nothing asks the host's mark. A probe is shorter than such a Job may
+// take, so the next one, of whatever generation, reads its answer before it asks
+// for another.
 package device

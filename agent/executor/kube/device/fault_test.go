@@ -297,7 +297,8 @@ func TestEvicted(t *testing.T) {
 func TestForgedAnswers(t *testing.T) {
 	t.Parallel()
 	b := setup(t, benchOptions{})
-	good := report.Answer{Verb: report.VerbReset, Operation: "op_forged", Run: 1, Generation: 1, OK: true, Detail: "reset", Source: report.SourceRecorded, At: time.Now()}
+	good := report.Answer{Verb: report.VerbReset, Operation: "op_forged", Run: 1, Generation: 1, OK: true, Detail: "reset", Source: report.SourceRecorded, At: time.Now(),
+		Node: b.node, Device: &report.Device{UUID: testUUID, Health: report.HealthOK}}
 	forge := func(f func(a *report.Answer)) string {
 		a := good
 		f(&a)
@@ -311,6 +312,9 @@ func TestForgedAnswers(t *testing.T) {
 		forge(func(a *report.Answer) { a.Run = 2 }),
 		forge(func(a *report.Answer) { a.Generation = 7 }),
 		forge(func(a *report.Answer) { a.Device = other }),
+		forge(func(a *report.Answer) { a.Device = nil }),
+		forge(func(a *report.Answer) { a.Node = "another" }),
+		forge(func(a *report.Answer) { a.Node = "" }),
 	} {
 		task, _ := b.task("reset", "op_forged", 1, 1, `{}`, nil)
 		task.Attempt = i + 1

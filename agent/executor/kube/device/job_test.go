@@ -104,7 +104,7 @@ func TestStuck(t *testing.T) {
 		code  string
 		final bool
 	}{
-		{waiting("ContainerCreating"), "", false}, {waiting("ErrImagePull"), "image_pull_failed", false}, {waiting("ImagePullBackOff"), "image_pull_failed", true},
+		{waiting("ContainerCreating"), "", false}, {waiting("ErrImagePull"), "image_pull_failed", false}, {waiting("ImagePullBackOff"), "image_pull_failed", false},
 		{waiting("InvalidImageName"), "image_pull_failed", true}, {waiting("CreateContainerConfigError"), "config_error", true}, {unplaced, "unschedulable", false},
 	} {
 		code, why, final := stuck(c.pod)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,7 +35,7 @@ func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *exec
 		return
 	}
 	e.mu.Lock()
-	o := e.last[a.Operation]
+	o := e.last[runOf(a)]
 	var known outcome
 	if o != nil {
 		known = *o
@@ -126,8 +127,19 @@ func (e *devices) host(ctx context.Context, node string) (report.Host, error) {
 		return h, errNoReport{fmt.Sprintf("what node %s reports cannot be read: %v", node, err)}
 	case h.Node != node:
 		return h, errNoReport{fmt.Sprintf("the report of node %s speaks of node %s", node, h.Node)}
+	case h.Stale(e.c.Now()) != "":
+		return h, errNoReport{fmt.Sprintf("what holds the devices of node %s is not known: %s; the host helper does not run there, or hangs", node, h.Stale(e.c.Now()))}
 	case h.Code != "":
 		return h, errNoReport{fmt.Sprintf("the host helper of node %s says %s: %s", node, h.Code, h.Detail)}
+	}
+	n, err := e.c.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return h, errNoReport{fmt.Sprintf("node %s is gone", node)}
+	case err != nil:
+		return h, err
+	case h.At.Before(n.CreationTimestamp.Time):
+		return h, errNoReport{fmt.Sprintf("node %s was made at %s and has not reported since: what is kept is of another machine that had its name", node, n.CreationTimestamp.UTC().Format(time.RFC3339))}
 	}
 	return h, nil
 }

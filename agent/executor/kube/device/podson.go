@@ -15,6 +15,7 @@ import (
 
 // PodsRights are what PodsOn needs of the agent's role beside what a drain has.
 var PodsRights = []cluster.Right{
+	{Verb: "get", Resource: "nodes", Why: "to tell a report of the node from one of a machine before it that had its name"},
 	{Verb: "get", Resource: "configmaps", Namespace: cluster.OwnNamespace, Why: "to read which pods hold a device, for a drain that is narrowed to it"},
 }
 

@@ -1,13 +1,15 @@
 package device
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -58,9 +60,18 @@ func (e *devices) glance(ctx context.Context, t *executor.Task, d target, verb s
 
 // over tells whether the Job has come to its end.
 func over(j *batchv1.Job) bool {
-	return slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
-		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
-	})
+	_, ended := endOf(j)
+	return ended
+}
+
+// endOf tells when the Job came to its end.
+func endOf(j *batchv1.Job) (at time.Time, over bool) {
+	for _, c := range j.Status.Conditions {
+		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time, true
+		}
+	}
+	return time.Time{}, false
 }
 
 // quiet is the task of a probe: it shows nothing.
@@ -72,8 +83,31 @@ func quiet(t *executor.Task) *executor.Task {
 
 // probeMark asks the host what it remembers of the run's reset, by a Job that
 // changes nothing. It is made without a fence: harmless whoever makes it, and
-// however often.
-func (e *devices) probeMark(ctx context.Context, t *executor.Task, d target, begun int) executor.Finding {
+// however often. A Job may take longer than a probe: what an earlier probe asked for
+// is read first, and waited for while it is owed. resets are the Jobs of the run
+// that reset.
+func (e *devices) probeMark(ctx context.Context, t *executor.Task, d target, resets []*batchv1.Job) executor.Finding {
+	asked, err := e.jobs(ctx, t, report.VerbMark)
+	if err != nil {
+		return cluster.Unread(err)
+	}
+	var owed *batchv1.Job
+	for _, j := range asked { // the newest first
+		switch {
+		case !tells(j, resets):
+			continue
+		case !over(j):
+			owed = cmp.Or(owed, j)
+			continue
+		}
+		h, err := e.glance(ctx, t, d, report.VerbMark, j)
+		if err != nil {
+			return cluster.Unread(err)
+		}
+		if h.answer != nil && settled(h.answer) {
+			return e.marked(t, h.answer, len(resets))
+		}
+	}
 	code, why, err := e.nodeState(ctx, d.node)
 	switch {
 	case err != nil:
@@ -83,25 +117,40 @@ func (e *devices) probeMark(ctx context.Context, t *executor.Task, d target, beg
 	case code != "":
 		return executor.Unknown(code, why)
 	}
-	job := e.job(t, d, report.VerbMark, jobName(cluster.MarkOf(t), report.VerbMark, "probe"))
-	made, err := e.c.Client.BatchV1().Jobs(e.c.Namespace).Create(ctx, job, metav1.CreateOptions{})
-	switch {
-	case apierrors.IsAlreadyExists(err): // an earlier probe of this lease: its answer is as good
-		made = job
-	case err != nil:
-		return cluster.Unread(err)
+	if owed == nil {
+		job := e.job(t, d, report.VerbMark, looking(cluster.MarkOf(t), report.VerbMark))
+		if owed, err = e.c.Client.BatchV1().Jobs(e.c.Namespace).Create(ctx, job, metav1.CreateOptions{}); err != nil {
+			return cluster.Unread(err)
+		}
 	}
-	h := e.await(ctx, quiet(t), d, report.VerbMark, made)
+	h := e.await(ctx, quiet(t), d, report.VerbMark, owed)
 	if h.answer == nil {
-		return executor.Unknown("no_answer", fmt.Sprintf("the host was asked for its mark and has not answered: %s %s", h.code, h.why))
+		return executor.Unknown("no_answer", strings.TrimSpace(fmt.Sprintf("the host was asked for its mark by job %s and has not answered: %s %s", owed.Name, h.code, h.why)))
 	}
-	a := h.answer
+	return e.marked(t, h.answer, len(resets))
+}
+
+// tells whether a Job that asked for the mark was made after all that reset had
+// ended, so that its answer holds. The API counts whole seconds.
+func tells(asked *batchv1.Job, resets []*batchv1.Job) bool {
+	return !slices.ContainsFunc(resets, func(r *batchv1.Job) bool {
+		end, over := endOf(r)
+		return !over || !asked.CreationTimestamp.After(end)
+	})
+}
+
+// settled tells that an answer is as good later as it was: that a reset is under way
+// is not, and what the device shows of one whose process died may come to be.
+func settled(a *report.Answer) bool { return a.OK && a.Mark != nil }
+
+// marked reads the host's answer.
+func (e *devices) marked(t *executor.Task, a *report.Answer, begun int) executor.Finding {
 	if !a.OK || a.Mark == nil {
 		return executor.Unknown(a.Code, a.Detail)
 	}
 	switch a.Mark.State {
 	case report.MarkDone:
-		e.note(t.Assignment.Operation, func(o *outcome) { o.reset = true })
+		e.note(t.Assignment, func(o *outcome) { o.reset = true })
 		s := fmt.Sprintf("the host's record says that generation %d reset the GPU", a.Mark.Generation)
 		if a.Mark.Detail != "" {
 			s += ": " + a.Mark.Detail

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
@@ -155,7 +156,7 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 	}
 	if !h.ran && h.stopped == "" || h.stopped == "late" {
 		// It did not start. It is taken away, so that it never does.
-		ran, stop := e.takeAway(ctx, t, name)
+		ran, stop := e.takeAway(ctx, t, h.job)
 		if stop != nil {
 			return executor.Ambiguous(fmt.Sprintf("the reset's job %s did not start and could not be taken away: %s", name, stop.Detail))
 		}
@@ -171,9 +172,9 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 // wasReset reads the answer to a reset.
 func (e *devices) wasReset(ctx context.Context, t *executor.Task, d target, a *report.Answer) executor.Outcome {
 	if a.OK {
-		e.note(t.Assignment.Operation, func(o *outcome) { o.reset, o.already, o.took = true, a.Already, a.Took })
+		e.note(t.Assignment, func(o *outcome) { o.reset, o.already, o.took = true, a.Already, a.Took })
 		t.Progress(1, 1, "devices", "GPU "+d.uuid+" was reset")
-		e.c.Event(ctx, t, corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: d.node}, corev1.EventTypeNormal, "DeviceReset", "Opsplane reset GPU "+d.uuid)
+		e.c.Event(ctx, t, reference(d.node), corev1.EventTypeNormal, "DeviceReset", "Opsplane reset GPU "+d.uuid)
 		return executor.Done(a.Detail)
 	}
 	switch a.Code {
@@ -187,6 +188,12 @@ func (e *devices) wasReset(ctx context.Context, t *executor.Task, d target, a *r
 		return o
 	}
 	return refused(a, d)
+}
+
+// reference names a node in an event. Events of a node carry its name as UID, as the
+// kubelet's do: kubectl describe looks them up by it.
+func reference(node string) corev1.ObjectReference {
+	return corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: node, UID: types.UID(node)}
 }
 
 // probeReset finds out what became of a reset. It reads the answer of whatever
@@ -209,7 +216,7 @@ func (e *devices) probeReset(ctx context.Context, t *executor.Task) executor.Fin
 		case h.answer != nil:
 			if f, final := found(h.answer); final {
 				if h.answer.OK {
-					e.note(t.Assignment.Operation, func(o *outcome) { o.reset, o.already, o.took = true, h.answer.Already, h.answer.Took })
+					e.note(t.Assignment, func(o *outcome) { o.reset, o.already, o.took = true, h.answer.Already, h.answer.Took })
 				}
 				return f
 			}
@@ -217,7 +224,7 @@ func (e *devices) probeReset(ctx context.Context, t *executor.Task) executor.Fin
 			return executor.Unknown("in_progress", fmt.Sprintf("job %s has not answered yet: %s", j.Name, h.why))
 		}
 	}
-	return e.probeMark(ctx, t, d, len(jobs))
+	return e.probeMark(ctx, t, d, jobs)
 }
 
 // found reads an answer to a reset as a finding; final false: another Job, or the

@@ -25,6 +25,7 @@ const (
 	DefaultState        = "/var/lib/opsplane-host"
 	DefaultResetTimeout = 2 * time.Minute
 	DefaultLookTimeout  = 2 * time.Minute
+	DefaultPullPatience = 75 * time.Second // the kubelet's first four tries
 )
 
 // Config says how the Jobs on the nodes run.
@@ -56,12 +57,17 @@ type Config struct {
 	// a Job that only looks may take in all, its image's pull included, and a reset's
 	// Job beyond its reset.
 	ResetTimeout, LookTimeout time.Duration
+	// PullPatience is how long the pull of a Job's image may fail before the step
+	// does: the kubelet tries again after 10 s, 20 s, 40 s, …
+	// https://kubernetes.io/docs/concepts/containers/images/#imagepullbackoff
+	PullPatience time.Duration
 }
 
 // check fills in the defaults and refuses what cannot work.
 func (c Config) check() (Config, error) {
 	c.State = cmp.Or(c.State, DefaultState)
 	c.ResetTimeout, c.LookTimeout = cmp.Or(c.ResetTimeout, DefaultResetTimeout), cmp.Or(c.LookTimeout, DefaultLookTimeout)
+	c.PullPatience = cmp.Or(c.PullPatience, DefaultPullPatience)
 	if len(c.Command) == 0 {
 		c.Command = []string{"/opsplane-host"}
 	}
@@ -97,11 +103,11 @@ type devices struct {
 	broken error // the configuration's
 
 	mu    sync.Mutex
-	last  map[string]*outcome // by operation
+	last  map[string]*outcome // by run of an operation
 	order []string
 }
 
-// outcome is what this process knows of an operation, for Observe.
+// outcome is what this process knows of a run, for Observe.
 type outcome struct {
 	device  *report.Device
 	source  string
@@ -118,7 +124,7 @@ type stage struct {
 	MS   int64  `json:"ms"`
 }
 
-// maxKept bounds how many operations are remembered.
+// maxKept bounds how many runs are remembered.
 const maxKept = 1_000
 
 // Reset is device.reset.
@@ -161,7 +167,7 @@ func (e *devices) step(f func(ctx context.Context, t *executor.Task, d target) e
 		}
 		begun := e.c.Now()
 		defer func() {
-			e.note(t.Assignment.Operation, func(o *outcome) {
+			e.note(t.Assignment, func(o *outcome) {
 				o.stages = append(o.stages, stage{t.Step.Name, e.c.Now().Sub(begun).Milliseconds()})
 			})
 		}()
@@ -189,15 +195,19 @@ func (e *devices) target(a *protocol.Assignment) (d target, code, why string) {
 	return target{uuid, a.NodeName}, "", ""
 }
 
-// note changes what is remembered of an operation.
-func (e *devices) note(operation string, f func(o *outcome)) {
+// runOf is the key of a run: the next one of the operation begins with nothing.
+func runOf(a *protocol.Assignment) string { return fmt.Sprintf("%s/%d", a.Operation, a.Run) }
+
+// note changes what is remembered of a run.
+func (e *devices) note(a *protocol.Assignment, f func(o *outcome)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	o := e.last[operation]
+	run := runOf(a)
+	o := e.last[run]
 	if o == nil {
 		o = &outcome{}
-		e.last[operation] = o
-		if e.order = append(e.order, operation); len(e.order) > maxKept {
+		e.last[run] = o
+		if e.order = append(e.order, run); len(e.order) > maxKept {
 			delete(e.last, e.order[0])
 			e.order = e.order[1:]
 		}

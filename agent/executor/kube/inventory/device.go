@@ -99,10 +99,10 @@ func (m *model) refreshDevices(nodeName string) {
 	if s == nil {
 		return // it is looked at again when the node is there
 	}
-	h := m.hosts[nodeName]
+	h := m.reportOf(s)
 	var found []gpu
 	if h != nil {
-		found = slices.Clone(h.gpus)
+		found = h.believed()
 	}
 	for _, sl := range m.currentSlices(nodeName) {
 		for _, g := range sl.gpus {
@@ -116,7 +116,10 @@ func (m *model) refreshDevices(nodeName string) {
 	if len(found) == 0 {
 		for i := range s.gpus.count {
 			g := gpu{index: i, product: s.gpus.product, health: report.HealthOK}
-			if h != nil && h.code != "" {
+			switch {
+			case h != nil && h.stale != "":
+				g.health, g.detail = report.HealthDegraded, "its host is not heard of: "+h.stale
+			case h != nil && h.code != "":
 				g.health, g.detail = report.HealthDegraded, "its host says "+h.code+": "+h.detail
 			}
 			found = append(found, g)

@@ -21,12 +21,17 @@ import (
 // aReport is what the host of a node says of its GPUs.
 func aReport(t testing.TB, node string, devices ...report.Device) *corev1.ConfigMap {
 	t.Helper()
+	return reportAt(t, newClock().now(), node, devices...)
+}
+
+func reportAt(t testing.TB, at time.Time, node string, devices ...report.Device) *corev1.ConfigMap {
+	t.Helper()
 	for i := range devices {
 		if devices[i].Health == "" {
 			devices[i].Health = report.HealthOK
 		}
 	}
-	b, err := json.Marshal(report.Host{Version: report.Version, Node: node, Source: report.SourceRecorded, Devices: devices})
+	b, err := json.Marshal(report.Host{Version: report.Version, Node: node, Source: report.SourceRecorded, Devices: devices, At: at})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,8 +16,10 @@ import (
 type host struct {
 	head
 	node         string
+	at           time.Time // when the host was looked at, by its clock
 	gpus         []gpu
 	code, detail string
+	stale        string // why it is not believed any more
 }
 
 // reports selects the hosts' reports among the namespace's ConfigMaps.
@@ -37,7 +40,7 @@ func (m *model) stripHost(obj any) (*host, bool) {
 		m.log.Warn("a host's report is not believed", slog.String("configmap", o.Name), slog.Any("err", err))
 		return nil, false
 	}
-	h := &host{head: headOf(o), node: intern(r.Node), code: intern(r.Code), detail: r.Detail}
+	h := &host{head: headOf(o), node: intern(r.Node), code: intern(r.Code), detail: r.Detail, at: r.At, stale: r.Stale(m.now())}
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		g := gpu{uuid: d.UUID, pci: intern(d.PCI), index: d.Index, product: intern(d.Product), health: intern(d.Health), detail: d.Detail, holders: holders(d), version: h.version}
@@ -59,6 +62,41 @@ func holders(d *report.Device) int {
 		}
 	}
 	return n
+}
+
+// reportOf is the report of the node's host, nil: it has none. One from before the
+// node was there is of another machine that had its name: its GPUs are not here.
+func (m *model) reportOf(s *nodeState) *host {
+	h := m.hosts[s.name]
+	if h == nil || h.at.Before(s.created) {
+		return nil
+	}
+	return h
+}
+
+// believed are the GPUs as the report tells of them. What a report that is too old
+// says is kept, for nothing newer is known, and none of it is called well.
+func (h *host) believed() []gpu {
+	out := slices.Clone(h.gpus)
+	for i := range out {
+		if h.stale != "" && rank(out[i].health) < rank(report.HealthDegraded) {
+			out[i].health, out[i].detail = report.HealthDegraded, "its host is not heard of: "+h.stale
+		}
+	}
+	return out
+}
+
+// age looks for reports that have become too old: their hosts say nothing that
+// would tell of it.
+func (m *model) age() {
+	now := m.now()
+	for node, h := range m.hosts {
+		if why := (&report.Host{At: h.at}).Stale(now); why != h.stale {
+			h.stale = why
+			m.tick(0)
+			m.refreshDevices(node)
+		}
+	}
 }
 
 func (m *model) applyHost(was, is *host) {

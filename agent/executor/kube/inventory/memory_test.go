@@ -58,7 +58,7 @@ func bigPod(node, i int) *corev1.Pod {
 
 func bigReport(node int) *corev1.ConfigMap {
 	name := "gpu-node-" + strconv.Itoa(node)
-	h := report.Host{Version: report.Version, Node: name, Source: report.SourceRecorded}
+	h := report.Host{Version: report.Version, Node: name, Source: report.SourceRecorded, At: newClock().now()}
 	for i := range bigPerNode {
 		n := node*bigPerNode + i
 		h.Devices = append(h.Devices, report.Device{UUID: uuid(n), PCI: fmt.Sprintf("0000:%02x:00.0", 0x10+i), Index: i, Product: "NVIDIA H100 80GB HBM3", Health: "ok",

@@ -27,6 +27,7 @@ type node struct {
 	unreachable bool // its kubelet does not report
 	why         string
 	readySince  time.Time
+	created     time.Time
 	schedulable bool
 	cordon      *protocol.Cordon
 	labels      map[string]string
@@ -51,7 +52,7 @@ func (m *model) stripNode(obj any) (*node, bool) {
 	if !ok {
 		return nil, false
 	}
-	n := &node{head: headOf(o), provider: cut(o.Spec.ProviderID, maxLabelValue), schedulable: !o.Spec.Unschedulable, gpus: capacityOf(o), bad: badConditions(o.Status.Conditions)}
+	n := &node{head: headOf(o), created: o.CreationTimestamp.Time, provider: cut(o.Spec.ProviderID, maxLabelValue), schedulable: !o.Spec.Unschedulable, gpus: capacityOf(o), bad: badConditions(o.Status.Conditions)}
 	for i := range o.Status.Conditions {
 		if c := &o.Status.Conditions[i]; c.Type == corev1.NodeReady {
 			n.ready, n.unreachable = c.Status == corev1.ConditionTrue, c.Status == corev1.ConditionUnknown

@@ -311,7 +311,7 @@ func TestRigDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.event("device.left", id(1), 1)
-	cm := aReport(t, o.Name, report.Device{UUID: id(0), PCI: "0000:3b:00.0", Product: "H100", Health: report.HealthUnusable, Detail: "fallen off the bus",
+	cm := reportAt(t, time.Now(), o.Name, report.Device{UUID: id(0), PCI: "0000:3b:00.0", Product: "H100", Health: report.HealthUnusable, Detail: "fallen off the bus",
 		XIDs: []report.XID{{Code: 79, Class: report.ClassHardware, Count: 1, Last: time.Now()}}})
 	cm.ObjectMeta = metav1.ObjectMeta{Name: cm.Name, Labels: cm.Labels}
 	if _, err := c.CoreV1().ConfigMaps(ns).Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {

@@ -99,6 +99,7 @@ func (i *Inventory) tick(ctx context.Context) {
 		}
 		i.model.mu.Lock()
 		i.model.unfold()
+		i.model.age()
 		i.model.signal()
 		i.model.mu.Unlock()
 		i.model.judge()

@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ type budget struct {
 	selector                  labels.Selector
 	allowed, healthy, desired int32
 	expected                  int32
+	disrupted                 int  // evictions that it took and whose pods are not seen to stop yet
 	observed                  bool // the status is of the newest spec
 	always                    bool // unhealthyPodEvictionPolicy: AlwaysAllow
 	failed                    string
@@ -29,8 +31,9 @@ type budget struct {
 func newBudget(p *policyv1.PodDisruptionBudget) *budget {
 	b := &budget{namespace: p.Namespace, name: p.Name, version: p.ResourceVersion,
 		allowed: p.Status.DisruptionsAllowed, healthy: p.Status.CurrentHealthy, desired: p.Status.DesiredHealthy, expected: p.Status.ExpectedPods,
-		observed: p.Status.ObservedGeneration >= p.Generation,
-		always:   p.Spec.UnhealthyPodEvictionPolicy != nil && *p.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow}
+		disrupted: len(p.Status.DisruptedPods),
+		observed:  p.Status.ObservedGeneration >= p.Generation,
+		always:    p.Spec.UnhealthyPodEvictionPolicy != nil && *p.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow}
 	var err error
 	if b.selector, err = metav1.LabelSelectorAsSelector(p.Spec.Selector); err != nil {
 		b.selector = labels.Nothing() // the API server takes none that cannot be read
@@ -45,6 +48,9 @@ func newBudget(p *policyv1.PodDisruptionBudget) *budget {
 
 func (b *budget) key() string { return b.namespace + "/" + b.name }
 
+// String says what the budget allows, and why no more. An eviction that was taken
+// counts against it from then on, also one that came to nothing.
+// https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/pod-disruption-budget-v1/#PodDisruptionBudgetStatus
 func (b *budget) String() string {
 	s := fmt.Sprintf("PDB %s allows %d disruptions (healthy %d, needed %d)", b.key(), b.allowed, b.healthy, b.desired)
 	switch {
@@ -52,10 +58,19 @@ func (b *budget) String() string {
 		return fmt.Sprintf("PDB %s was changed and the cluster has not judged it yet", b.key())
 	case b.failed != "":
 		return fmt.Sprintf("%s, for the cluster cannot count its pods: %s", s, b.failed)
+	case b.allowed == 0 && b.disrupted > 0 && int(b.healthy)+b.disrupted > int(b.desired):
+		return fmt.Sprintf("%s: it counts %s in flight, each until its pod is seen to stop or for 2 min", s, evictions(b.disrupted))
 	case b.allowed == 0 && b.expected > 0 && b.desired >= b.expected:
 		return fmt.Sprintf("%s: it needs every one of its %d pods, so it never allows any", s, b.expected)
 	}
 	return s
+}
+
+func evictions(n int) string {
+	if n == 1 {
+		return "1 eviction"
+	}
+	return fmt.Sprintf("%d evictions", n)
 }
 
 // act is what a person can do about a budget that allows nothing.
@@ -136,8 +151,9 @@ func isReady(p *corev1.Pod) bool {
 // eviction that is bound to be refused is not asked for. What is allowed is counted
 // anew whenever a budget's status changes.
 type allowances struct {
-	mu   sync.Mutex
-	left map[string]allowance
+	mu    sync.Mutex
+	left  map[string]allowance
+	swept time.Time
 }
 
 type allowance struct {
@@ -161,6 +177,10 @@ func (a *allowances) take(now time.Time, all []*budget, p *corev1.Pod) bool {
 	defer a.mu.Unlock()
 	if a.left == nil {
 		a.left = map[string]allowance{}
+	}
+	if now.Sub(a.swept) > time.Minute { // budgets come and go
+		a.swept = now
+		maps.DeleteFunc(a.left, func(_ string, l allowance) bool { return now.Sub(l.since) > refill })
 	}
 	l, ok := a.left[b.key()]
 	if !ok || l.version != b.version || now.Sub(l.since) > refill {

@@ -99,9 +99,17 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 	}
 	if r == nil { // the node is gone: what this lease saw is all there is
 		for _, p := range plan {
-			o := podOutcome{Pod: p.name, UID: string(p.uid), Outcome: outcomeUnknown, Forced: p.forced != "", Detail: p.forced, Evicted: moment(p.evicted), Gone: moment(p.gone)}
+			if p.finished {
+				continue
+			}
+			o := podOutcome{Pod: p.name, UID: string(p.uid), Outcome: outcomeUnknown, Forced: p.forced != "" && p.isGone, Detail: p.forced, Evicted: moment(p.evicted), Gone: moment(p.gone)}
 			d.Counts.Planned++
-			if p.isGone {
+			switch {
+			case o.Forced:
+				o.Outcome = outcomeForced
+				d.Counts.Forced++
+				d.Counts.Gone++
+			case p.isGone:
 				o.Outcome = outcomeGone
 				d.Counts.Gone++
 			}
@@ -126,7 +134,7 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 	slices.SortFunc(d.Pods, byName)
 	d.Counts.CameAfter = e.cameAfter(plan, r, a)
 	d.Counts.Stayed = len(on) - d.Counts.Left - d.Counts.Stopping - d.Counts.Finished - d.Counts.CameAfter
-	d.GPUs = GPUs(r.node)
+	d.GPUs = e.gpus(r.node)
 	if rec != nil {
 		end := r.at.UTC()
 		if s != nil && rec.Began.Before(s.began.Add(-time.Second)) {
@@ -158,9 +166,12 @@ func (e *drainer) cameAfter(plan map[types.UID]*planned, r *reading, a *protocol
 }
 
 func (d *details) add(s *session, p *planned, now *corev1.Pod, r *reading) {
-	o := podOutcome{Pod: p.name, UID: string(p.uid), Outcome: outcomeGone, Forced: p.forced != "", Detail: p.forced, Dangling: p.dangling}
+	o := podOutcome{Pod: p.name, UID: string(p.uid), Outcome: outcomeGone, Detail: p.forced, Dangling: p.dangling}
 	o.Evicted, o.Gone, o.Served = moment(p.evicted), moment(p.gone), moment(p.served)
-	if !p.finished {
+	// A pod that was told to go past a rule and is still there was not removed.
+	o.Forced = p.forced != "" && now == nil
+	over := now != nil && hasFinished(now) || now == nil && p.finished
+	if !over {
 		d.Counts.Planned++
 		if o.Forced {
 			d.Counts.Forced++
@@ -170,11 +181,14 @@ func (d *details) add(s *session, p *planned, now *corev1.Pod, r *reading) {
 	case now == nil && o.Forced:
 		o.Outcome = outcomeForced
 	case now == nil:
-	case isFinished(now) && now.DeletionTimestamp == nil || p.finished:
+	case over:
 		o.Outcome = outcomeFinished
 	case now.DeletionTimestamp != nil:
 		o.Outcome = outcomeStopping
 		_, _, o.Detail = staying(&session{node: r.node}, &planned{pod: now}, r.at)
+		if p.stage > 0 {
+			o.Detail += ", though it was " + p.forced
+		}
 	default:
 		o.Outcome = outcomeLeft
 		if p.refusal != nil {
@@ -182,13 +196,13 @@ func (d *details) add(s *session, p *planned, now *corev1.Pod, r *reading) {
 		}
 	}
 	switch {
-	case p.finished:
+	case over:
 		if now != nil {
 			d.Counts.Finished++
 		}
 	case o.Outcome == outcomeStopping:
 		d.Counts.Stopping++
-	case o.Outcome == outcomeLeft, o.Outcome == outcomeFinished:
+	case o.Outcome == outcomeLeft:
 		d.Counts.Left++
 	default:
 		d.Counts.Gone++

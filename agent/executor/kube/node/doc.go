@@ -50,6 +50,13 @@
 // own fate, endpoints) is watched only when the drain does. Drains of eight pods
 // take sixteen requests each.
 //
+// # What nobody says
+//
+// A watch over a connection that is dead is as silent as one that has nothing to
+// tell. So an API server that has said nothing to a waiting drain for some seconds is
+// asked with one cheap read for all drains of the agent: within 10 s they say that
+// it does not answer, instead of naming a kubelet that nobody can hear.
+//
 // # Why the judging is our own
 //
 // The filters of k8s.io/kubectl/pkg/drain judge well, and the order of judge is

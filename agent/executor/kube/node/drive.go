@@ -70,6 +70,11 @@ func (e *drainer) drive(ctx context.Context, t *executor.Task, s *session, p pay
 	d := &drive{drainer: e, t: t, s: s, p: p, gone: gone, begun: time.Now(), results: make(chan result, perDrain), serving: map[string]*serving{}}
 	e.drives.Add(1)
 	defer d.close()
+	return d.orphaned(d.run(ctx))
+}
+
+func (d *drive) run(ctx context.Context) executor.Outcome {
+	t, gone := d.t, d.gone
 	if stop := d.open(ctx); stop != nil {
 		return *stop
 	}
@@ -123,7 +128,7 @@ func (d *drive) settled(ctx context.Context, o executor.Outcome) executor.Outcom
 		o = *d.worst
 	}
 	if lost > 0 && ctx.Err() != nil {
-		return executor.Ambiguous(fmt.Sprintf("the answers to %d evictions never came", lost))
+		return executor.Ambiguous(strings.TrimSuffix(fmt.Sprintf("the answers to %d evictions never came; %s", lost, o.Detail), "; "))
 	}
 	return o
 }
@@ -214,6 +219,9 @@ func (d *drive) issue(ctx context.Context, k call) {
 func (d *drive) take(r result) {
 	now := d.c.Now()
 	p := r.p
+	if r.issued && r.stop == nil && r.reply.Category != cluster.Timeout && answered(r.reply.Err) {
+		d.pulse.hear(time.Now())
+	}
 	d.inFlight--
 	p.inFlight = false
 	if r.found != nil {
@@ -307,6 +315,7 @@ func (d *drive) rest(ctx context.Context, l *look) {
 		}
 	case <-l.pods:
 	case <-l.node:
+	case <-l.pulse:
 	case <-l.budgets:
 		d.breathe(ctx)
 	case <-l.serving:

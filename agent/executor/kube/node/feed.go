@@ -47,6 +47,7 @@ type feed[T any] struct {
 	listed  bool
 	err     error // why it does not keep up; nil: it does
 	since   time.Time
+	heard   time.Time                // when the API server last said anything
 	changed map[string]chan struct{} // by bucket, of those that somebody waits for
 }
 
@@ -124,6 +125,7 @@ func (f *feed[T]) follow(ctx context.Context) error {
 	}
 	defer w.Stop()
 	f.mu.Lock()
+	f.heard = time.Now()
 	f.recover()
 	f.mu.Unlock()
 	for {
@@ -151,7 +153,7 @@ func (f *feed[T]) apply(e watch.Event) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.version = o.GetResourceVersion()
+	f.version, f.heard = o.GetResourceVersion(), time.Now()
 	if e.Type == watch.Bookmark {
 		return nil
 	}
@@ -183,7 +185,7 @@ func (f *feed[T]) replace(items []runtime.Object, version string) {
 			f.put(bucket, m.GetUID(), v)
 		}
 	}
-	f.version, f.listed = version, true
+	f.version, f.listed, f.heard = version, true, time.Now()
 	f.recover()
 	f.tellAll()
 }
@@ -249,6 +251,13 @@ func (f *feed[T]) state() (listed bool, since time.Time, changed <-chan struct{}
 	return f.listed, f.since, f.wait(stateBucket), f.err
 }
 
+// lastHeard is when the API server last said anything to the feed.
+func (f *feed[T]) lastHeard() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.heard
+}
+
 // ready waits for the first list. A missing right is told at once; other failures
 // are tried again until ctx ends.
 func (f *feed[T]) ready(ctx context.Context) error {
@@ -303,6 +312,13 @@ func (s *shared[T]) acquire() *feed[T] {
 		go s.feed.run(ctx)
 	}
 	return s.feed
+}
+
+// idle tells whether nobody uses it and no feed of it runs.
+func (s *shared[T]) idle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.users == 0 && s.feed == nil
 }
 
 func (s *shared[T]) release() {

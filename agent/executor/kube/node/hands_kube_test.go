@@ -80,6 +80,7 @@ func TestHandsOnDuringDrain(t *testing.T) {
 				r := kuberig.Shared(t)
 				n, ns := r.Node("hands"), r.Namespace()
 				at.make(r, ns, n.Name)
+				on := r.PodsOn(n.Name)
 				a := newAgent(t, r, nil)
 				j := newJob(r, "node.drain", n, `{"on_cancel":"restore"}`)
 				type ended struct {
@@ -106,6 +107,13 @@ func TestHandsOnDuringDrain(t *testing.T) {
 				}
 				end, _ := a.observe(j)
 				t.Logf("%s: %s, verified %q, residual %+v", e.o.Detail, end.Message, end.Verified, end.Residual)
+				said := ""
+				for _, r := range end.Residual {
+					said += r.Detail
+				}
+				if what != "uncordoned" && (!strings.Contains(said, on[0].Name) || strings.Contains(e.o.ActionText, "name a target")) {
+					t.Errorf("pods that are still there: %q, what to do: %q", said, e.o.ActionText)
+				}
 				for _, v := range end.Verified {
 					if v == "node is cordoned" {
 						t.Errorf("verified %q", end.Verified)

@@ -27,15 +27,15 @@ type verdict struct {
 // Kinds of verdicts.
 const (
 	toEvict  = "evict"
-	stopping = "stopping" // on its way already: it is waited for
+	stopping = "stopping" // told to stop already, whatever its phase: it is waited for
 	finished = "finished" // has run to its end: it never stands in the way
 )
 
 func key(p *corev1.Pod) string { return p.Namespace + "/" + p.Name }
 
 // judge sorts a node's pods in the order of kubectl drain: DaemonSet and mirror
-// pods are left alone, finished ones never stand in the way, unmanaged ones and
-// those with local data are refused unless the payload allows them. The verdicts
+// pods are left alone, those that are stopping are waited for, finished ones never
+// stand in the way, unmanaged ones and those with local data are refused unless the payload allows them. The verdicts
 // are in the order of eviction. orphans are the pods whose DaemonSet is gone.
 func (p payload) judge(pods []*corev1.Pod, orphans map[types.UID]bool) []verdict {
 	var list []verdict
@@ -47,15 +47,12 @@ func (p payload) judge(pods []*corev1.Pod, orphans map[types.UID]bool) []verdict
 		daemon := owner != nil && isDaemonSet(owner)
 		v := verdict{pod: pod, kind: toEvict}
 		switch {
-		case isFinished(pod):
-			if daemon {
-				continue
-			}
-			v.kind = finished
 		case daemon && !orphans[pod.UID]:
 			continue
 		case pod.DeletionTimestamp != nil:
 			v.kind = stopping
+		case hasFinished(pod):
+			v.kind = finished
 		case daemon && !p.Force:
 			v.code, v.why = "orphaned_daemonset_pod", fmt.Sprintf("pod %s is of DaemonSet %s, which is gone: nothing would start it again", key(pod), owner.Name)
 		case owner == nil && !p.Force:
@@ -101,9 +98,14 @@ func priority(p *corev1.Pod) int32 {
 	return *p.Spec.Priority
 }
 
+// isFinished tells whether nothing of the pod runs any more. A kubelet says so as
+// well of a pod that was told to stop, and a finalizer may hold such a one for long.
 func isFinished(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
+
+// hasFinished tells whether the pod has run to its end by itself.
+func hasFinished(p *corev1.Pod) bool { return isFinished(p) && p.DeletionTimestamp == nil }
 
 func isDaemonSet(o *metav1.OwnerReference) bool {
 	return o.Kind == "DaemonSet" && strings.HasPrefix(o.APIVersion, "apps/")

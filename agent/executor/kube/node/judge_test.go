@@ -80,7 +80,10 @@ func TestJudge(t *testing.T) {
 		{name: "finished of a daemonset", pod: aPod("a", ownedBy("DaemonSet"), phase(corev1.PodFailed))},
 		{name: "mirror", pod: aPod("a", mirror, ownedBy("Node"))},
 		{name: "finished", pod: aPod("a", ownedBy(""), emptyDir, phase(corev1.PodSucceeded)), want: "finished "},
-		{name: "failed and deleted", pod: aPod("a", phase(corev1.PodFailed), deleted), want: "finished "},
+		{name: "failed and deleted", pod: aPod("a", phase(corev1.PodFailed), deleted), want: "stopping "},
+		{name: "succeeded and deleted, unmanaged, with data", pod: aPod("a", ownedBy(""), emptyDir, phase(corev1.PodSucceeded), deleted), want: "stopping "},
+		{name: "failed and deleted of a daemonset", pod: aPod("a", ownedBy("DaemonSet"), phase(corev1.PodFailed), deleted)},
+		{name: "failed and deleted orphan", pod: aPod("a", ownedBy("DaemonSet"), phase(corev1.PodFailed), deleted), orphan: true, want: "stopping "},
 		{name: "stopping, unmanaged, with data", pod: aPod("a", ownedBy(""), emptyDir, deleted), want: "stopping "},
 		{name: "unmanaged", pod: aPod("a", ownedBy("")), want: "evict unmanaged_pod"},
 		{name: "owned but not controlled", pod: aPod("a", func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }), want: "evict unmanaged_pod"},
@@ -154,6 +157,15 @@ func aBudget(name string, allowed, healthy, desired, expected int32, change ...f
 	return newBudget(p)
 }
 
+func inFlight(n int) func(p *policyv1.PodDisruptionBudget) {
+	return func(p *policyv1.PodDisruptionBudget) {
+		p.Status.DisruptedPods = map[string]metav1.Time{}
+		for i := range n {
+			p.Status.DisruptedPods[fmt.Sprintf("web-%d", i)] = metav1.Now()
+		}
+	}
+}
+
 func TestRule(t *testing.T) {
 	t.Parallel()
 	always := func(p *policyv1.PodDisruptionBudget) {
@@ -175,6 +187,10 @@ func TestRule(t *testing.T) {
 		{name: "not allowed", pod: aPod("a"), budgets: []*budget{aBudget("b", 0, 2, 2, 3)}, code: "pdb", why: "PDB ns/b allows 0 disruptions (healthy 2, needed 2)"},
 		{name: "wants all", pod: aPod("a"), budgets: []*budget{aBudget("b", 0, 3, 3, 3)}, code: "pdb",
 			why: "PDB ns/b allows 0 disruptions (healthy 3, needed 3): it needs every one of its 3 pods, so it never allows any"},
+		{name: "evictions in flight", pod: aPod("a"), budgets: []*budget{aBudget("b", 0, 108, 108, 120, inFlight(12))}, code: "pdb",
+			why: "PDB ns/b allows 0 disruptions (healthy 108, needed 108): it counts 12 evictions in flight, each until its pod is seen to stop or for 2 min"},
+		{name: "an eviction in flight that explains nothing", pod: aPod("a"), budgets: []*budget{aBudget("b", 0, 1, 2, 3, inFlight(1))}, code: "pdb",
+			why: "PDB ns/b allows 0 disruptions (healthy 1, needed 2)"},
 		{name: "not judged yet", pod: aPod("a"), budgets: []*budget{aBudget("b", 1, 3, 2, 3, stale)}, code: "pdb", why: "PDB ns/b was changed and the cluster has not judged it yet"},
 		{name: "two", pod: aPod("a"), budgets: []*budget{aBudget("c", 1, 3, 2, 3), aBudget("b", 1, 3, 2, 3)}, code: "two_pdbs",
 			why: "pod ns/a is selected by two disruption budgets, ns/b and ns/c: the cluster evicts no such pod"},
@@ -235,6 +251,11 @@ func TestAllowances(t *testing.T) {
 	a.empty(now, counted)
 	if l := a.left[counted.key()]; l.left != 0 {
 		t.Errorf("refused, and still %d left", l.left)
+	}
+	now, all = now.Add(time.Hour), []*budget{aBudget("new", 1, 3, 2, 4)}
+	take("of another budget", aPod("h"), true)
+	if len(a.left) != 1 {
+		t.Errorf("%d budgets are remembered", len(a.left))
 	}
 }
 

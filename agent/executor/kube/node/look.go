@@ -27,7 +27,9 @@ type look struct {
 	next                time.Duration
 	services            map[types.UID]string // that stopping pods still serve
 
-	pods, node, budgets, serving <-chan struct{}
+	away bool // the API server does not answer
+
+	pods, node, budgets, serving, pulse <-chan struct{}
 }
 
 // held is what keeps one pod, or the drain.
@@ -55,12 +57,13 @@ func (l *look) done(gone bool) bool {
 // look reads what has become of node and pods, and says what may be done.
 func (d *drive) look(ctx context.Context) (*look, *executor.Outcome) {
 	l := &look{force: map[*planned]int{}, next: heartbeat}
-	if stop := d.lookNode(l); stop != nil {
+	if stop := d.lookNode(ctx, l); stop != nil {
 		return l, stop
 	}
 	if stop := d.lookPods(ctx, l); stop != nil {
 		return l, stop
 	}
+	d.feel(l)
 	d.lookServing(l)
 	if stop := d.lookRules(l); stop != nil {
 		return l, stop
@@ -70,7 +73,7 @@ func (d *drive) look(ctx context.Context) (*look, *executor.Outcome) {
 }
 
 // lookNode watches the node once the drive lasts.
-func (d *drive) lookNode(l *look) *executor.Outcome {
+func (d *drive) lookNode(ctx context.Context, l *look) *executor.Outcome {
 	s := d.s
 	s.mu.Lock()
 	if s.nodes == nil {
@@ -108,7 +111,7 @@ func (d *drive) lookNode(l *look) *executor.Outcome {
 		return &o
 	}
 	if on, ok := cluster.ReadMark(n.Annotations); ok && on.Stale(cluster.MarkOf(d.t)) {
-		o := outdated(on)
+		o := outdated(ctx, d.t, n.Name, on)
 		return &o
 	}
 	if !n.Spec.Unschedulable {
@@ -124,14 +127,13 @@ func (d *drive) lookNode(l *look) *executor.Outcome {
 // lookPods takes over what the watch has brought.
 func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 	s := d.s
-	_, since, _, err := s.pods.state()
+	_, _, _, err := s.pods.state()
 	pods, changed := s.pods.in("")
 	l.pods = changed
 	if err != nil {
 		if o := broken(err); o.ErrorCode == "forbidden" {
 			return &o
 		}
-		l.hold("api_unavailable", "cluster", "api_server", fmt.Sprintf("the API server does not answer since %s: %v", since.UTC().Format(time.RFC3339), err), nil)
 	}
 	on := make(map[types.UID]*corev1.Pod, len(pods))
 	for _, pod := range pods {
@@ -167,7 +169,7 @@ func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 			if p.terminating() && pod.DeletionTimestamp == nil {
 				break // the read after a lost answer was newer
 			}
-			p.pod = pod
+			p.saw(pod)
 			if p.terminating() {
 				if p.accepted {
 					p.accepted, p.not = false, time.Time{}
@@ -177,9 +179,6 @@ func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 					p.evicted = askedAt(pod)
 				}
 			}
-			if isFinished(pod) && !p.terminating() {
-				p.finished = true
-			}
 		}
 	}
 	for _, p := range sorted(s.plan, d.p) {
@@ -187,11 +186,11 @@ func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 			continue
 		}
 		l.total++
-		if p.forced != "" {
-			l.forced++
-		}
 		if p.isGone {
 			l.gone++
+			if p.forced != "" {
+				l.forced++
+			}
 			continue
 		}
 		l.waiting = append(l.waiting, p)
@@ -236,7 +235,7 @@ func ahead(t *executor.Task, p payload, list []protocol.Blocker) []protocol.Bloc
 	for i, b := range list {
 		out[i] = b
 		out[i].Detail += atDeadline(t, p)
-		if b.Code == "finalizer" && p.OnDeadline == onDeadlineForce {
+		if b.Code == "finalizer" && p.OnDeadline == onDeadlineForce && !t.Assignment.Deadline.IsZero() {
 			out[i].Detail += ", which a finalizer outlasts: the drain ends with the pod still there"
 		}
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,7 +12,6 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
-	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -37,56 +34,14 @@ type nodes struct {
 	c *cluster.Cluster
 	o Options
 
-	denials denials
-}
-
-// deniedFor is how long the API server must keep saying that a right is missing
-// until that is believed: one that has just started says so of every right, until
-// it has read its roles.
-const deniedFor = 5 * time.Second
-
-// denials are the operations that a right was missing for, and since when.
-type denials struct {
-	mu    sync.Mutex
-	since map[string]time.Time
-}
-
-// believed turns a missing right into waiting, as long as it is not believed. first:
-// it was not missing before.
-func (d *denials) believed(now time.Time, a *protocol.Assignment, o executor.Outcome) (_ executor.Outcome, first bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	denied := o.ErrorCode == "forbidden" && o.Class == operation.OutcomePermanent
-	since, before := d.since[a.Operation]
-	switch {
-	case !denied:
-		if o.Class == operation.OutcomeDone {
-			delete(d.since, a.Operation)
-		}
-		return o, false
-	case !before:
-		if d.since == nil || len(d.since) > maxSessions {
-			d.since = map[string]time.Time{}
-		}
-		d.since[a.Operation] = now
-	case now.Sub(since) >= deniedFor:
-		delete(d.since, a.Operation)
-		return o, false
-	}
-	w := executor.Waiting(o.ErrorCode, o.Detail)
-	w.After, w.CommandID = apiPause, o.CommandID
-	return w, !before
+	denials cluster.Denials
 }
 
 // lenient wraps a step so that a missing right ends it only once it is believed.
 func (e *nodes) lenient(f func(ctx context.Context, t *executor.Task) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
-	return func(ctx context.Context, t *executor.Task) executor.Outcome {
-		o, first := e.denials.believed(e.c.Now(), t.Assignment, f(cluster.Operation(ctx, t.Assignment), t))
-		if first {
-			t.Note(o.ErrorCode, o.Detail)
-		}
-		return o
-	}
+	return e.denials.Lenient(e.c.Now, func(ctx context.Context, t *executor.Task) executor.Outcome {
+		return f(cluster.Operation(ctx, t.Assignment), t)
+	})
 }
 
 // nodeName is the name of the node that the assignment is about.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,10 +12,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/inventory"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -64,19 +65,13 @@ func (e *nodes) describe(n *corev1.Node, pods int, version string) protocol.Node
 	return protocol.Node{UID: string(n.UID), Name: n.Name, Revision: rv << 10, Schedulable: !n.Spec.Unschedulable,
 		Ready: slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		}), Cordon: CordonOf(n), Labels: maps.Clone(n.Labels), GPUs: GPUs(n), Pods: max(pods, 0)}
+		}), Cordon: CordonOf(n), Labels: maps.Clone(n.Labels), GPUs: inventory.GPUs(n), Pods: max(pods, 0)}
 }
 
-// GPUs counts the GPUs that the node's device plugins offer.
-// https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/
-func GPUs(n *corev1.Node) int {
-	var total resource.Quantity
-	for name, q := range n.Status.Capacity {
-		if strings.HasSuffix(string(name), "/gpu") || name == "gpu.intel.com/i915" || name == "gpu.intel.com/xe" {
-			total.Add(q)
-		}
-	}
-	return int(total.Value())
+// gpus counts the node's GPUs as the inventory does; of a node that it has not seen
+// yet, as the node itself tells.
+func (e *nodes) gpus(n *corev1.Node) int {
+	return cmp.Or(e.describe(n, -1, n.ResourceVersion).GPUs, inventory.GPUs(n))
 }
 
 // stepNamed finds a step of the plan; one that is not in it has no id.
@@ -143,8 +138,7 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 			return
 		}
 		if code != "" {
-			end.Message = detail
-			end.Details = e.details(s, nil, nil, nil).encode()
+			e.observeLost(ctx, a, s, end, code, detail)
 			return
 		}
 		items, version, err := e.list(ctx, n.Name)
@@ -155,7 +149,7 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 		r = &reading{node: n, pods: asPods(items), version: version, at: e.c.Now()}
 	}
 	if s != nil && s.node != nil && s.node.UID != r.node.UID {
-		end.Message = fmt.Sprintf("node %s is another one now (%s, not %s)", r.node.Name, r.node.UID, s.node.UID)
+		e.observeLost(ctx, a, s, end, "node_replaced", fmt.Sprintf("node %s is another one now (%s, not %s)", r.node.Name, r.node.UID, s.node.UID))
 		return
 	}
 	e.tellNode(a, end, r.node, len(r.pods), r.version)
@@ -219,7 +213,8 @@ func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *deta
 	leavePods(a, end, "wait", "evicted and still there", stop)
 }
 
-// MarshalJSON bounds: see encode.
+// encode writes the result, with as many of the pods as fit into what the plane
+// takes of it.
 func (d *details) encode() json.RawMessage {
 	b, _ := json.Marshal(d) // plain values always marshal
 	if len(b) <= protocol.MaxDetailsBytes {

@@ -11,9 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
-	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -133,30 +131,6 @@ func TestDetailsAreBounded(t *testing.T) {
 	}
 }
 
-func TestDenialsAreBelievedWhenTheyLast(t *testing.T) {
-	t.Parallel()
-	var d denials
-	a, now := &protocol.Assignment{Operation: "op_1"}, time.Now()
-	denied := executor.Permanent("forbidden", "cannot patch nodes")
-	for _, tc := range []struct {
-		after time.Duration
-		o     executor.Outcome
-		want  string
-	}{
-		{0, denied, operation.OutcomeWaiting},
-		{deniedFor - 1, denied, operation.OutcomeWaiting},
-		{deniedFor, denied, operation.OutcomePermanent},
-		{deniedFor, denied, operation.OutcomeWaiting}, // of a later run
-		{deniedFor + 1, executor.Done(""), operation.OutcomeDone},
-		{3 * deniedFor, denied, operation.OutcomeWaiting},
-		{3 * deniedFor, executor.Permanent("node_gone", ""), operation.OutcomePermanent},
-	} {
-		if got, _ := d.believed(now.Add(tc.after), a, tc.o); got.Class != tc.want || got.ErrorCode != tc.o.ErrorCode {
-			t.Errorf("after %s: %+v", tc.after, got)
-		}
-	}
-}
-
 func TestPatchBody(t *testing.T) {
 	t.Parallel()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", ResourceVersion: "42"}}
@@ -174,13 +148,23 @@ func TestPatchBody(t *testing.T) {
 	}
 }
 
+// The GPUs that a drain takes out of service are those of the inventory: cards, not
+// the shares that time slicing offers of them.
 func TestGPUs(t *testing.T) {
 	t.Parallel()
-	n := &corev1.Node{Status: corev1.NodeStatus{Capacity: corev1.ResourceList{}}}
-	for name, q := range map[corev1.ResourceName]string{"nvidia.com/gpu": "8", "cpu": "64", "nvidia.com/mig-1g.5gb": "7", "amd.com/gpu": "2"} {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: "n", Labels: map[string]string{"nvidia.com/gpu.count": "8"}}, Status: corev1.NodeStatus{Capacity: corev1.ResourceList{}}}
+	for name, q := range map[corev1.ResourceName]string{"nvidia.com/gpu": "32", "cpu": "64", "nvidia.com/mig-1g.5gb": "7"} {
 		n.Status.Capacity[name] = mustParse(q)
 	}
-	if got := GPUs(n); got != 10 {
-		t.Errorf("%d GPUs", got)
+	counted := map[string]int{"nothing but the node": 8, "an inventory that has counted": 6, "one that has not seen the node": 8}
+	describes := map[string]func(*corev1.Node, int) protocol.Node{
+		"an inventory that has counted":  func(*corev1.Node, int) protocol.Node { return protocol.Node{GPUs: 6} },
+		"one that has not seen the node": func(*corev1.Node, int) protocol.Node { return protocol.Node{} },
+	}
+	for name, want := range counted {
+		e := newDrainer(&cluster.Cluster{Now: time.Now}, Options{Describe: describes[name]})
+		if got := e.details(nil, nil, &reading{node: n, at: time.Now()}, lease("op_1")).GPUs; got != want {
+			t.Errorf("by %s: %d GPUs, not %d", name, got, want)
+		}
 	}
 }

@@ -71,7 +71,7 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 			return n, executor.Done(w.done)
 		}
 		if on, ok := cluster.ReadMark(n.Annotations); ok && on.Stale(cluster.MarkOf(t)) {
-			return n, outdated(on)
+			return n, outdated(ctx, t, n.Name, on)
 		}
 		if s := executor.Halted(ctx, t); s != "" {
 			return n, executor.Waiting(s, fmt.Sprintf("stopped before %s of node %s", what, n.Name))
@@ -124,8 +124,21 @@ func unanswered(r cluster.Reply, why, what, name string) executor.Outcome {
 	return o
 }
 
-// outdated is the outcome of a lease that a newer one has overtaken.
-func outdated(on cluster.Mark) executor.Outcome {
+// outdatedTries is how often a lease that holds meets a newer mark until it says
+// that the mark is nobody's.
+const outdatedTries = 3
+
+// outdated is the outcome of a lease that a newer one has overtaken. Where the lease
+// still holds, there is no newer one, and waiting for it helps nobody: somebody else
+// wrote the mark, or the plane's database was put back.
+func outdated(ctx context.Context, t *executor.Task, node string, on cluster.Mark) executor.Outcome {
+	if t.Attempt >= outdatedTries {
+		if _, release, err := t.Fence(ctx); err == nil {
+			release()
+			return executor.Permanent("mark_newer", fmt.Sprintf("annotation %s of node %s says that generation %d of this operation was there, and this lease, which holds, is generation %d: nothing was issued",
+				cluster.AnnotationMark, node, on.Generation, t.Assignment.Generation))
+		}
+	}
 	o := executor.Transient("fenced", fmt.Sprintf("nothing was issued: generation %d of %s is newer", on.Generation, on.Operation))
 	_, o.ActionCode, o.ActionText = executor.Action("interrupted")
 	return o

@@ -64,6 +64,38 @@ func TestControlPlaneFaults(t *testing.T) {
 		once(t, r, user, 7)
 	})
 
+	t.Run("API server hangs", func(t *testing.T) {
+		r := r.For(t)
+		n, ns := r.Node("hangs"), r.Namespace()
+		r.Deployment(ns, "web", 1, kuberig.OnNode(n.Name), kuberig.Grace(60), kuberig.Shutdown(8*time.Second))
+		a := agentOf(t, r.Kubeconfig(user), nil)
+		j := newJob(r, "node.drain", n, `{"grace_period_seconds":3}`).within(60 * time.Second)
+		result := a.start(j)
+		j.await(t, "the pod is stopping", func() bool { return j.blocked("terminating") })
+		short := newJob(r, "node.drain", r.Node("hangs-short"), `{}`)
+		r.Deployment(ns, "other", 1, kuberig.OnNode(short.NodeName), kuberig.Grace(300), kuberig.IgnoreSigterm())
+		over := a.start(short.within(20 * time.Second))
+		short.await(t, "the other pod is stopping", func() bool { return short.blocked("terminating") })
+		r.Stop(kuberig.APIServer)
+		begin := time.Now()
+		j.await(t, "that it hangs is told", func() bool { return j.blocked("api_unavailable") })
+		if took := time.Since(begin); took > 10*time.Second {
+			t.Errorf("it hung for %s until that was told", took)
+		}
+		if e := <-over; e.o.ErrorCode != "api_unavailable" || !strings.Contains(e.o.Detail, "does not answer since") {
+			t.Errorf("at its deadline a drain ended at %s with %+v", e.step, e.o)
+		}
+		j.mu.Lock()
+		if j.blocked("stopping") {
+			t.Errorf("the kubelet is blamed: %+v", j.blockers[len(j.blockers)-1])
+		}
+		j.mu.Unlock()
+		r.Cont(kuberig.APIServer)
+		if e := <-result; e.step != "" {
+			t.Fatalf("the drain ended at %s with %+v", e.step, e.o)
+		}
+	})
+
 	t.Run("controller manager halts", func(t *testing.T) {
 		r := r.For(t)
 		n, other, ns := r.Node("halted"), r.Node("spare"), r.Namespace()
@@ -105,7 +137,7 @@ func TestControlPlaneFaults(t *testing.T) {
 		n, ns := r.Node("dead"), r.Namespace()
 		r.Deployment(ns, "web", 1, kuberig.OnNode(n.Name))
 		r.KillKubelet(n.Name)
-		r.AwaitNode(n.Name, "is unreachable", func(n *corev1.Node) bool { lost, _ := unreachable(n, time.Now()); return lost })
+		r.AwaitNode(n.Name, "is unreachable", func(n *corev1.Node) bool { code, _ := ailing(n, time.Now()); return code == "node_unreachable" })
 		a := agentOf(t, r.Kubeconfig(user), nil)
 		if got := codes(preview(t, a, "node.drain", n, `{}`)); !slices.Contains(got, "node_unreachable") {
 			t.Errorf("the dry run shows %q", got)

@@ -95,8 +95,8 @@ func (s *survey) blockers(n *corev1.Node, now clock, refused map[types.UID]*refu
 	add := func(code, resource, rule, detail string) {
 		list = append(list, protocol.Blocker{Code: code, Resource: resource, Rule: rule, Detail: detail})
 	}
-	if lost, since := unreachable(n, now()); lost {
-		add("node_unreachable", "node/"+n.Name, "", nodeUnreachable(n, since))
+	if code, why := ailing(n, now()); code != "" {
+		add(code, "node/"+n.Name, "", why)
 	}
 	for _, v := range s.verdicts {
 		name := "pod/" + key(v.pod)
@@ -129,7 +129,7 @@ func (s *survey) blockers(n *corev1.Node, now clock, refused map[types.UID]*refu
 var severity = map[string]int{
 	"api_unavailable": 1, "node_unreachable": 2, "two_pdbs": 3, "unmanaged_pod": 3, "orphaned_daemonset_pod": 3, "local_data": 3,
 	"eviction_refused": 4, "pdb": 5, "namespace_terminating": 6, "finalizer": 7, "api_error": 8, "throttled": 8,
-	"terminating": 9, "still_serving": 10, "volume_attached": 10, "tolerates_cordon": 11,
+	"node_not_ready": 9, "terminating": 9, "stopping": 9, "still_serving": 10, "volume_attached": 10, "tolerates_cordon": 11,
 }
 
 func worse(a, b protocol.Blocker) int { return severity[a.Code] - severity[b.Code] }

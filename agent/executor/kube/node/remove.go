@@ -83,7 +83,8 @@ func (d *drive) found(p *planned, l *looked) {
 	case l.err != nil:
 		p.refused(&refusal{code: "api_unavailable", rule: "api_server", why: l.err.Error()}, now, 0)
 	default:
-		p.lost, p.accepted, p.pod = false, false, l.pod
+		p.lost, p.accepted = false, false
+		p.saw(l.pod)
 		if p.terminating() && p.evicted.IsZero() {
 			p.evicted = askedAt(l.pod)
 		}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -21,8 +23,8 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 	}
 	if len(l.waiting) > 0 {
-		if lost, since := unreachable(d.s.node, now); lost {
-			l.hold("node_unreachable", "node/"+d.s.node.Name, "", nodeUnreachable(d.s.node, since), nil)
+		if code, why := ailing(d.s.node, now); code != "" {
+			l.hold(code, "node/"+d.s.node.Name, "", why, nil)
 		}
 	}
 	spaces := map[string][]*budget{}
@@ -44,8 +46,8 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 	}
 	for _, p := range d.s.plan { // what has run to its end goes when it likes
-		if p.finished && !p.isGone && p.pod != nil && !p.going() && p.evicted.IsZero() && !now.Before(p.not) {
-			add(p, 0)
+		if p.finished && !p.isGone && p.pod != nil && !p.going() && p.evicted.IsZero() && !now.Before(p.not) && len(lasting(p.pod)) == 0 {
+			add(p, 0) // one that a finalizer holds would stand in the way then
 		}
 	}
 	for _, p := range l.waiting {
@@ -132,7 +134,9 @@ func (d *drive) again(p *planned, all []*budget, now time.Time) bool {
 func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration, add func(*planned, int)) {
 	now := d.c.Now()
 	code, rule, why := d.staying(p, now)
-	if d.gone || l.pending {
+	// That a kubelet said nothing is no fault of its own while nobody could have
+	// passed it on.
+	if unheard := l.away && code == "stopping"; !unheard && (d.gone || l.pending) {
 		l.hold(code, "pod/"+p.name, rule, fmt.Sprintf("pod %s: %s", p.name, why), p)
 		if s := l.services[p.uid]; s != "" {
 			l.holds[len(l.holds)-1].why += ", and it still serves requests of service " + s
@@ -141,7 +145,7 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	if until := p.pod.DeletionTimestamp.Sub(now); until > 0 { // what is said changes then
 		l.wake(until + time.Second)
 	}
-	if !force || p.inFlight || now.Before(p.not) {
+	if !force || p.inFlight || now.Before(p.not) || deaf(p.pod) {
 		return
 	}
 	p.heldBy = why
@@ -153,6 +157,13 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	}
 }
 
+// deaf tells whether another deletion would change nothing: the pod has stopped, or
+// has no grace left, and it is a finalizer that keeps it.
+func deaf(p *corev1.Pod) bool {
+	g := p.DeletionGracePeriodSeconds
+	return len(p.Finalizers) > 0 && (isFinished(p) || g != nil && *g == 0)
+}
+
 // staying says why a pod that was told to stop is still there.
 func (d *drive) staying(p *planned, now time.Time) (code, rule, why string) {
 	return staying(d.s, p, now)
@@ -161,11 +172,15 @@ func (d *drive) staying(p *planned, now time.Time) (code, rule, why string) {
 func staying(s *session, p *planned, now time.Time) (code, rule, why string) {
 	since, until := askedAt(p.pod), p.pod.DeletionTimestamp.Time
 	over := !now.Before(until)
-	if lost, _ := unreachable(s.node, now); lost {
-		return "node_unreachable", "", fmt.Sprintf("node %s is unreachable, so nobody can see it stop", s.node.Name)
+	sick, _ := ailing(s.node, now)
+	if sick == "node_unreachable" {
+		return sick, "", fmt.Sprintf("node %s is unreachable, so nobody can see it stop", s.node.Name)
 	}
 	if f := lasting(p.pod); len(f) > 0 && (over || isFinished(p.pod)) {
 		return "finalizer", f[0], fmt.Sprintf("its finalizer %s is not removed", strings.Join(f, ", "))
+	}
+	if over && sick != "" {
+		return sick, "kubelet", fmt.Sprintf("its grace period ended at %s and node %s is not ready", until.UTC().Format(time.RFC3339), s.node.Name)
 	}
 	if over {
 		return "stopping", "kubelet", fmt.Sprintf("its grace period ended at %s and its kubelet has not said that it stopped", until.UTC().Format(time.RFC3339))
@@ -199,7 +214,12 @@ func (d *drive) summary(l *look) string {
 // message says how far the drain is and what it waits for.
 func (d *drive) message(l *look) string {
 	s := d.summary(l)
-	if h := l.first(); h != nil {
+	h := l.first()
+	switch {
+	case h == nil:
+	case h.code == "api_unavailable":
+		s += "; " + h.why
+	default:
 		s += ", waiting for "
 		if h.pod != nil && !strings.HasPrefix(h.why, "pod ") {
 			s += "pod " + h.pod.name + ": "

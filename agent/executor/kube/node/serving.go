@@ -92,6 +92,11 @@ func (d *drive) readSlice(l *look, slice *discoveryv1.EndpointSlice, now time.Ti
 func (e *drainer) endpointsOf(namespace string) *shared[*discoveryv1.EndpointSlice] {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for ns, s := range e.slices { // namespaces come and go
+		if ns != namespace && s.idle() {
+			delete(e.slices, ns)
+		}
+	}
 	s := e.slices[namespace]
 	if s == nil {
 		s = &shared[*discoveryv1.EndpointSlice]{linger: 10 * time.Second,

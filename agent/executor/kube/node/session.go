@@ -41,7 +41,7 @@ type planned struct {
 	evicted  time.Time // when the eviction was accepted
 	gone     time.Time
 	isGone   bool
-	finished bool // had run to its end: it is evicted and not waited for
+	finished bool // has run to its end: it is evicted, and waited for only once it is told to stop
 	// forced says past what rule it was removed, "" if past none.
 	forced string
 	// stage is how far the escalation went: 0 evictions, 1 deleted with grace,
@@ -59,6 +59,9 @@ type planned struct {
 	served   time.Time
 	dangling string // the service that still names it though it is gone
 }
+
+// saw takes the pod as it is now.
+func (p *planned) saw(pod *corev1.Pod) { p.pod, p.finished = pod, hasFinished(pod) }
 
 // terminating tells whether the pod is seen to be told to stop.
 func (p *planned) terminating() bool { return p.pod != nil && p.pod.DeletionTimestamp != nil }
@@ -122,6 +125,7 @@ type drainer struct {
 	admitted    memo[string, *refusal]
 	slots       chan struct{} // evictions in flight, over all drains
 	drives      atomic.Int64  // under way
+	pulse       pulse
 
 	mu       sync.Mutex
 	sessions map[string]*session

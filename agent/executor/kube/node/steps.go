@@ -159,13 +159,17 @@ func (e *drainer) reckon(t *executor.Task, s *session, n *corev1.Node, sv *surve
 	if rec != nil && rec.Cut {
 		rec = nil
 	}
+	there := make(map[types.UID]*verdict, len(sv.verdicts))
+	for i := range sv.verdicts {
+		there[sv.verdicts[i].pod.UID] = &sv.verdicts[i]
+	}
 	if s != nil && s.plan != nil {
 		for uid, p := range s.plan {
 			known[uid] = true
-			if p.forced != "" {
+			if p.forced != "" && there[uid] == nil {
 				r.forced++
 			}
-			if !p.finished {
+			if v := there[uid]; v == nil && !p.finished || v != nil && v.kind != finished {
 				r.total++
 			}
 		}

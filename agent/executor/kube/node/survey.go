@@ -134,7 +134,7 @@ func (e *drainer) orphans(ctx context.Context, p payload, pods []*corev1.Pod) (m
 	found := map[types.UID]bool{}
 	for _, pod := range pods {
 		owner := metav1.GetControllerOf(pod)
-		if owner == nil || !isDaemonSet(owner) || isFinished(pod) || !p.about(pod) {
+		if owner == nil || !isDaemonSet(owner) || hasFinished(pod) || !p.about(pod) {
 			continue
 		}
 		if _, there := e.daemons.get(e.c.Now(), owner.UID); there {
@@ -278,30 +278,33 @@ func (e *drainer) post(ctx context.Context, ev *policyv1.Eviction) error {
 		MaxRetries(0).Body(ev).Do(ctx).Error()
 }
 
-// unreachable tells that nobody can see the node's pods stop, since when.
+// ailing tells what is wrong with a node that matters to its pods; an empty code:
+// nothing. Of a node whose kubelet does not report nobody can see the pods stop. One
+// whose kubelet says that it is not ready is there, and stops pods in its own time.
 // https://kubernetes.io/docs/reference/node/node-status/#condition
-func unreachable(n *corev1.Node, now time.Time) (bool, time.Time) {
+func ailing(n *corev1.Node, now time.Time) (code, why string) {
 	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
 	if i < 0 {
-		return false, time.Time{}
+		return "", ""
 	}
 	c := n.Status.Conditions[i]
+	since := c.LastTransitionTime.Time
 	switch {
 	case c.Status == corev1.ConditionUnknown:
-		return true, c.LastTransitionTime.Time
-	case c.Status == corev1.ConditionFalse && now.Sub(c.LastTransitionTime.Time) > notReadyFor:
-		return true, c.LastTransitionTime.Time
+		return "node_unreachable", fmt.Sprintf("node %s is unreachable since %s, so nobody can see its pods stop", n.Name, since.UTC().Format(time.RFC3339))
+	case c.Status == corev1.ConditionFalse && now.Sub(since) > notReadyFor:
+		why = fmt.Sprintf("node %s is not ready since %s, so its pods may be slow to stop", n.Name, since.UTC().Format(time.RFC3339))
+		if c.Message != "" {
+			why += ": " + c.Message
+		}
+		return "node_not_ready", why
 	}
-	return false, time.Time{}
+	return "", ""
 }
 
-// notReadyFor is how long a kubelet that says so may be not ready before its word
-// on pods counts for nothing.
+// notReadyFor is how long a node is not ready until that is worth a word: it is for a
+// moment when its kubelet starts.
 const notReadyFor = 5 * time.Minute
-
-func nodeUnreachable(n *corev1.Node, since time.Time) string {
-	return fmt.Sprintf("node %s is unreachable since %s, so nobody can see its pods stop", n.Name, since.UTC().Format(time.RFC3339))
-}
 
 // unsurveyed words why the survey could not be made.
 func unsurveyed(err error) *executor.Outcome {

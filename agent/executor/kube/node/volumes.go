@@ -51,12 +51,21 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 		for i, a := range attached {
 			list[i] = protocol.Blocker{Code: "volume_attached", Resource: "volume/" + volumeOf(a), Rule: "attacher/" + a.Spec.Attacher, Detail: attachedWhy(a)}
 		}
-		t.Blocked(ahead(t, payload{}, list))
 		message := fmt.Sprintf("%s, waiting for %d volumes to be detached: %s", done.Detail, len(attached), attachedWhy(attached[0]))
+		e.pulse.hear(feed.lastHeard())
+		_, since, _, err := feed.state()
+		silent, again, beat := e.silence(s.node.Name, since, err)
+		code := "volume_attached"
+		if silent != "" {
+			code, message = "api_unavailable", done.Detail+"; "+silent
+			list = slices.Insert(list, 0, protocol.Blocker{Code: code, Resource: "cluster", Rule: "api_server", Detail: silent})
+		}
+		t.Blocked(ahead(t, payload{}, list))
 		t.Progress(0, len(attached), "volumes", message)
-		timer := time.NewTimer(heartbeat)
+		timer := time.NewTimer(min(heartbeat, again))
 		select {
 		case <-changed:
+		case <-beat:
 		case <-timer.C:
 		case <-ctx.Done():
 		case <-t.Cancelled:
@@ -67,7 +76,7 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 		}
 		if h := executor.Halted(ctx, t); h != "" {
 			if h == "interrupted" {
-				h = "volume_attached"
+				h = code
 			}
 			return executor.Waiting(h, message)
 		}

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -110,6 +112,19 @@ func TestZoo(t *testing.T) {
 		{name: "finalizer", within: 4 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Pod(ns, "held", kuberig.OnNode(node), kuberig.Finalizer("example.com/hold"))
 		}, payload: `{"force":true}`, preview: []string{"finalizer"}, step: "wait", class: operation.OutcomeWaiting, code: "finalizer", detail: "example.com/hold", evictions: 1},
+		{name: "stopped and held by a finalizer", within: 4 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+			r.Pod(ns, "held", kuberig.OnNode(node), kuberig.Finalizer("example.com/hold"))
+			if err := r.Client(kuberig.Admin).CoreV1().Pods(ns).Delete(context.Background(), "held", metav1.DeleteOptions{}); err != nil {
+				panic(err)
+			}
+			r.Await("its kubelet stopped it", func(context.Context) (bool, error) {
+				on := r.PodsOn(node)
+				return len(on) == 1 && isFinished(&on[0]) && on[0].DeletionTimestamp != nil, nil
+			})
+		}, preview: []string{"finalizer"}, step: "wait", class: operation.OutcomeWaiting, code: "finalizer", detail: "example.com/hold"},
+		{name: "finalizer and force", within: 5 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+			r.Pod(ns, "held", kuberig.OnNode(node), kuberig.Finalizer("example.com/hold"))
+		}, payload: `{"force":true,"on_deadline":"force","force_window_seconds":4}`, preview: []string{"finalizer"}, step: "wait", class: operation.OutcomeWaiting, code: "finalizer", detail: "0 of 1 pods gone, waiting for", evictions: 1},
 		{name: "slow stop", within: 4 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Deployment(ns, "web", 1, kuberig.OnNode(node), kuberig.Grace(300), kuberig.IgnoreSigterm())
 		}, step: "wait", class: operation.OutcomeWaiting, code: "slow_stop", detail: "grace period of 5m0s", evictions: 1},
@@ -143,7 +158,7 @@ func TestZoo(t *testing.T) {
 			if got := codes(preview(t, a, "node.drain", n, payload)); !slices.Equal(got, tc.preview) {
 				t.Errorf("the dry run shows %q, not %q", got, tc.preview)
 			}
-			if now := r.NodeNow(n.Name); now.Spec.Unschedulable || len(now.Annotations) != len(n.Annotations) {
+			if now := r.NodeNow(n.Name); now.Spec.Unschedulable || now.Annotations[cluster.AnnotationMark]+now.Annotations[cluster.AnnotationCordon]+now.Annotations[annotationDrain] != "" {
 				t.Errorf("the dry run touched the node: %v", now.Annotations)
 			}
 			j := newJob(r, "node.drain", n, payload)
