@@ -9,6 +9,7 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/opsplane/opsplane/shared/cloud"
+	"github.com/opsplane/opsplane/shared/cloud/outward"
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/retention"
@@ -30,7 +31,7 @@ func handler(ctx context.Context) (*worker.Sweep, error) {
 		return nil, err
 	}
 	r := &react.Reactor{Store: p.Store, Logger: p.Log}
-	s := p.Sweep(p.Relay())
+	s := p.Sweep(p.Relay(outward.Bus(p)))
 	n := &notify.Service{Store: p.Store, Logger: p.Log}
 	follow := worker.Telling(r.Follow, n.Follow)
 	lanes := &worker.Lanes{Deliver: n.Deliver, Logger: p.Log}

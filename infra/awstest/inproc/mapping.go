@@ -14,6 +14,7 @@ import (
 	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
 
 	"github.com/opsplane/opsplane/infra/awstest/bill"
+	"github.com/opsplane/opsplane/shared/cloud/outward"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
 	"github.com/opsplane/opsplane/shared/queue/sqs"
@@ -37,7 +38,7 @@ type streamHandler func(context.Context, worker.StreamEvent) (events.DynamoDBEve
 // which never do.
 func (d *Deployment) relay() func(context.Context) {
 	p := d.function("relay", d.Operations)
-	h := &worker.Relay{Relay: p.Relay(), Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}
+	h := &worker.Relay{Relay: p.Relay(outward.Bus(p)), Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}
 	return d.stream(d.Operations, h.Handle, func(c ledger.Change) bool { return !c.Deleted })
 }
 
@@ -126,7 +127,7 @@ func (d *Deployment) wakes() func(context.Context) {
 	make := func(m *bill.Meter) *worker.Sweep {
 		p := d.function("sweep", m)
 		r := &react.Reactor{Store: p.Store, Logger: p.Log}
-		s := p.Sweep(p.Relay())
+		s := p.Sweep(p.Relay(outward.Bus(p)))
 		s.React = worker.Timers(r.Follow)
 		return &worker.Sweep{Sweep: s, Judge: r.Follow, Logger: p.Log, Metrics: p.Metrics}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/eventbridge"
 
 	"github.com/opsplane/opsplane/shared/cloud"
+	"github.com/opsplane/opsplane/shared/cloud/outward"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
 	"github.com/opsplane/opsplane/shared/queue"
 	"github.com/opsplane/opsplane/shared/queue/sqs"
@@ -71,7 +72,7 @@ func (s Stack) Workers(ctx context.Context) (wait func(), err error) {
 		return nil, err
 	}
 	var wg sync.WaitGroup
-	ring := p.Relay()
+	ring := p.Relay(outward.Bus(p))
 	judge := &react.Reactor{Store: p.Store, Logger: p.Log}
 	wg.Go(func() {
 		for at := ""; ctx.Err() == nil; {
