@@ -308,8 +308,8 @@ func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery)
 		err = s.Store.Ledger.Commit(ctx, writes...)
 	} else {
 		var e event.Event
-		e, err = s.fact(event.TypeNotifyFailed, &r.Receiver, map[string]any{"delivery": d.ID, "event": d.Event, "alert": d.Alert, "rule": d.Rule,
-			"status": d.LastStatus, "error": d.LastError, "tries": d.Tries}, d.ID, strconv.Itoa(d.Redeliver), strconv.FormatInt(was.version, 10))
+		e, err = s.fact(event.TypeNotifyFailed, &r.Receiver, event.NotifyFailedDetail{Delivery: d.ID, Event: d.Event, Alert: d.Alert, Rule: d.Rule,
+			Status: d.LastStatus, Error: d.LastError, Tries: d.Tries}, d.ID, strconv.Itoa(d.Redeliver), strconv.FormatInt(was.version, 10))
 		if err != nil {
 			return err
 		}
@@ -322,7 +322,7 @@ func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery)
 	return nil
 }
 
-func (s *Service) fact(typ string, r *Receiver, detail map[string]any, parts ...string) (event.Event, error) {
+func (s *Service) fact(typ string, r *Receiver, detail any, parts ...string) (event.Event, error) {
 	e, err := event.New(typ, "", event.Subject{Kind: "receiver", ID: r.ID, Name: r.Name}, s.now(), Actor, detail, parts...)
 	if err != nil {
 		return e, fmt.Errorf("tell of receiver %s: %w", r.ID, err)
@@ -340,7 +340,7 @@ func (s *Service) disable(ctx context.Context, receiver string) error {
 		}
 		r, now := &all[i], s.now()
 		r.Disabled = &Disabled{At: now, Reason: "it answered 410 Gone"}
-		e, err := s.fact(event.TypeNotifyDisabled, r, map[string]any{"reason": r.Disabled.Reason}, r.ID, strconv.FormatInt(r.Revision, 10))
+		e, err := s.fact(event.TypeNotifyDisabled, r, event.NotifyDisabledDetail{Reason: r.Disabled.Reason}, r.ID, strconv.FormatInt(r.Revision, 10))
 		return all, []ledger.Write{
 			{Expect: r.Revision, Item: receiverItem(r)},
 			record.AuditWrite(record.Audit{ID: id.New(id.Audit, now), At: now, Actor: Actor, Action: "receiver.disable", Resource: r.ID, Status: http.StatusOK, Reason: r.Disabled.Reason}),
