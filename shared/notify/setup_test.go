@@ -54,6 +54,11 @@ func setup(t testing.TB) *plane {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
+	return p.on(db)
+}
+
+// on puts the plane on a ledger.
+func (p *plane) on(db ledger.Ledger) *plane {
 	p.db = db
 	p.Service = p.another(db)
 	return p
