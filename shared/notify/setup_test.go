@@ -42,7 +42,6 @@ type plane struct {
 	mu  sync.Mutex
 	at  time.Time
 	db  ledger.Ledger
-	n   int
 	seq map[string]int // transitions, by alert
 }
 
