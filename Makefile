@@ -77,7 +77,7 @@ openapi: ## write infra/docs/openapi.json
 	$(GO) run ./infra/openapi > infra/docs/openapi.json
 
 diagrams: ## write the generated parts of infra/docs
-	OPSPLANE_WRITE=1 $(GO) test -run 'TestDiagram|TestDocs' ./shared/operation ./shared/httpapi
+	OPSPLANE_WRITE=1 $(GO) test -run 'TestDiagram|TestDocs' ./shared/operation ./shared/httpapi ./shared/alert
 
 clean: ## remove what was built
 	rm -rf $(BIN)
@@ -87,7 +87,7 @@ clean: ## remove what was built
 ARCH ?= arm64
 
 .PHONY: build-ApiFunction build-AgentApiFunction build-AuthorizerFunction build-RelayFunction build-SweepFunction build-PlaneFunction build-ReactFunction
-build-ApiFunction:        ; $(call function,api)
+build-ApiFunction:        ; $(call function,api,$(SMALL))
 build-AgentApiFunction:   ; $(call function,agentapi)
 build-AuthorizerFunction: ; $(call function,authorizer)
 build-RelayFunction:      ; $(call function,relay)
@@ -95,8 +95,12 @@ build-SweepFunction:      ; $(call function,sweep)
 build-PlaneFunction:      ; $(call function,plane)
 build-ReactFunction:      ; $(call function,react)
 
+# api has all routes and the rules' compiler: inlining in these packages would take
+# its package over 6 MB.
+SMALL := $(foreach p,github.com/opsplane/opsplane/shared/httpapi github.com/danielgtaylor/huma/v2 cel.dev/cel-go/... github.com/antlr4-go/... google.golang.org/protobuf/...,-gcflags=$(p)=-l)
+
 # One static binary; without the symbol tables, Lambda's old RPC mode and HTTP/2,
 # which none of the services asked speaks, it starts from a smaller package.
 define function
-CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '-s -w' -tags lambda.norpc,nethttpomithttp2 -o "$(ARTIFACTS_DIR)/bootstrap" ./functions/$(1)
+CGO_ENABLED=0 GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '-s -w' -tags lambda.norpc,nethttpomithttp2 $(2) -o "$(ARTIFACTS_DIR)/bootstrap" ./functions/$(1)
 endef

@@ -33,8 +33,8 @@ func newServer(ctx context.Context) (*gateway.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	api, err := httpapi.New(httpapi.Config{
-		AgentsOnly: true, Store: p.Store, Agent: p.Agents(), Auth: gateway.Principals{}, Ready: p.Ready,
+	api, err := httpapi.NewForAgents(httpapi.Config{
+		Store: p.Store, Agent: p.Agents(), Auth: gateway.Principals{}, Ready: p.Ready,
 		Version: version.Version, MaxWait: gateway.MaxWait, AuditFirst: true, Logger: p.Log,
 	})
 	if err != nil {

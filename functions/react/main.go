@@ -12,6 +12,7 @@ import (
 
 	"github.com/opsplane/opsplane/shared/cloud"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
+	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/worker"
 )
@@ -31,7 +32,8 @@ func handler(ctx context.Context) (*worker.React, error) {
 		return nil, err
 	}
 	r := &react.Reactor{Store: p.Store, Logger: p.Log}
-	return &worker.React{Store: p.Store, Follow: r.Follow, Counts: func() worker.Judged { return counts(r.Metrics.Read()) },
+	n := &notify.Service{Store: p.Store, Logger: p.Log}
+	return &worker.React{Store: p.Store, Follow: worker.Telling(r.Follow, n.Follow), Counts: func() worker.Judged { return counts(r.Metrics.Read()) },
 		Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}, nil
 }
 

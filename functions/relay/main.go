@@ -10,6 +10,7 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/opsplane/opsplane/shared/cloud"
+	"github.com/opsplane/opsplane/shared/cloud/outward"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
 	"github.com/opsplane/opsplane/shared/worker"
 )
@@ -28,5 +29,5 @@ func handler(ctx context.Context) (*worker.Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &worker.Relay{Relay: p.Relay(), Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}, nil
+	return &worker.Relay{Relay: p.Relay(outward.Bus(p)), Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}, nil
 }

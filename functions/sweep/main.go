@@ -9,6 +9,8 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/opsplane/opsplane/shared/cloud"
+	"github.com/opsplane/opsplane/shared/cloud/outward"
+	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/retention"
 	"github.com/opsplane/opsplane/shared/worker"
@@ -29,7 +31,10 @@ func handler(ctx context.Context) (*worker.Sweep, error) {
 		return nil, err
 	}
 	r := &react.Reactor{Store: p.Store, Logger: p.Log}
-	s := p.Sweep(p.Relay())
-	s.React = worker.Timers(r.Follow)
-	return &worker.Sweep{Sweep: s, GivenUp: p.Queue, Judge: r.Follow, Retention: retention.Default, Logger: p.Log, Metrics: p.Metrics}, nil
+	s := p.Sweep(p.Relay(outward.Bus(p)))
+	n := &notify.Service{Store: p.Store, Logger: p.Log}
+	follow := worker.Telling(r.Follow, n.Follow)
+	lanes := &worker.Lanes{Deliver: n.Deliver, Logger: p.Log}
+	s.React, s.Notify = worker.Timers(follow), lanes.Found
+	return &worker.Sweep{Sweep: s, GivenUp: p.Queue, Judge: follow, Lanes: lanes, Retention: retention.Default, Logger: p.Log, Metrics: p.Metrics}, nil
 }

@@ -44,7 +44,7 @@ func layer(path string) int {
 		return 0
 	case parts[0] != "shared":
 		return 2
-	case len(parts) == 2 && (parts[1] == "cloud" || parts[1] == "worker"): // what the functions' mains share
+	case parts[1] == "cloud" || parts[1] == "worker": // what the functions' mains share
 		return 2
 	case len(parts) == 2 && (parts[1] == "httpapi" || parts[1] == "client" || parts[1] == "gateway"):
 		return 1

@@ -21,7 +21,7 @@ func (e *Engine) newAPI() (*httpapi.API, error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	e.register(reg)
-	reg.MustRegister(&workload{store: e.Store, depth: e.queue.Depth}, eventMetrics{e})
+	reg.MustRegister(&workload{store: e.Store, depth: e.queue.Depth}, eventMetrics{e}, notifyMetrics{e})
 	return httpapi.New(httpapi.Config{
 		Store: e.Store, Admission: e.Admission, Control: e.Control, Registry: e.Registry, Auth: authn,
 		Limiter:   &auth.Limiter{Rate: e.opts.RequestsPerSecond, Waits: e.opts.Waits},

@@ -32,11 +32,11 @@ type Options struct {
 	Retention       retention.Policy
 	// RequestsPerSecond and Waits bound one principal; 0 takes the defaults.
 	RequestsPerSecond float64
+	Waits             int
 	// WebhookAllow are the addresses inside that receivers of alerts may have.
 	WebhookAllow []netip.Prefix
 	// PublicURL is where people reach the engine, for links in notifications.
 	PublicURL string
-	Waits     int
 	Logger    *slog.Logger
 	Now       func() time.Time
 }

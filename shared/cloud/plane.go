@@ -9,14 +9,13 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
-	awseventbridge "github.com/aws/aws-sdk-go-v2/service/eventbridge"
 	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
 
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/agentapi"
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/awsclient/env"
-	"github.com/opsplane/opsplane/shared/bus/eventbridge"
+	"github.com/opsplane/opsplane/shared/bus"
 	"github.com/opsplane/opsplane/shared/control"
 	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -108,10 +107,8 @@ func (p *Plane) Authenticator() (*auth.Authenticator, error) {
 	return a, nil
 }
 
-// Bus publishes to the deployment's event bus.
-func (p *Plane) Bus() *eventbridge.Bus {
-	return eventbridge.New(eventbridge.Options{Client: awseventbridge.NewFromConfig(p.aws), Bus: p.Config.Bus, Logger: p.Log})
-}
+// AWS is the SDK's configuration that the engines' clients are made with.
+func (p *Plane) AWS() aws.Config { return p.aws }
 
 // Admission admits operations; a dry run asks the cluster's agents.
 func (p *Plane) Admission() *admission.Service {
@@ -133,9 +130,9 @@ func (p *Plane) Agents() *agentapi.Service {
 	return &agentapi.Service{Store: p.Store, Queue: p.Queue, Logger: p.Log, Reoffer: ringer.Reoffer, QueueURL: p.queueURL}
 }
 
-// Relay dispatches and publishes, to the bus too.
-func (p *Plane) Relay() *relay.Relay {
-	return &relay.Relay{Store: p.Store, Queue: p.Queue, Bus: p.Bus(), Logger: p.Log}
+// Relay dispatches and publishes, to the bus given too (package outward).
+func (p *Plane) Relay(b bus.Publisher) *relay.Relay {
+	return &relay.Relay{Store: p.Store, Queue: p.Queue, Bus: b, Logger: p.Log}
 }
 
 // Sweep looks after time, and rings and publishes by the relay given.

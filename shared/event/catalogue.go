@@ -119,8 +119,8 @@ var catalogue = []About{
 	{"alert.resolved", Info, "An alert rule's condition no longer holds.", nil},
 	{"alert.acknowledged", Info, "A person took an alert on.", nil},
 	{"alert.groups_folded", Warning, "A rule has so many groups in a stream that those over the limit are one.", nil},
-	{TypeNotifyFailed, Error, "A receiver could not be told of an alert, and nothing more is tried; detail names the delivery.", nil},
-	{TypeNotifyDisabled, Error, "A receiver answered that it is gone, and is told no more until it is enabled.", nil},
+	{TypeNotifyFailed, Error, "A receiver could not be told of an alert, and nothing more is tried; detail names the delivery.", NotifyFailedDetail{}},
+	{TypeNotifyDisabled, Error, "A receiver answered that it is gone, and is told no more until it is enabled.", NotifyDisabledDetail{}},
 }
 
 var byType = func() map[string]About {

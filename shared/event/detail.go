@@ -148,6 +148,22 @@ type DeadLetterDetail struct {
 	Operation  string `json:"operation" doc:"Id of the operation that it was about; empty: of none"`
 }
 
+// NotifyFailedDetail is the detail of notify.failed.
+type NotifyFailedDetail struct {
+	Delivery string `json:"delivery" doc:"Id, at /v1/receivers/RECEIVER/deliveries"`
+	Event    string `json:"event" doc:"Id of the event that was to be told"`
+	Alert    string `json:"alert" doc:"Id of its alert"`
+	Rule     string `json:"rule"`
+	Status   int    `json:"status" doc:"HTTP status of the last try; 0: there was no answer"`
+	Error    string `json:"error" doc:"Of the last try"`
+	Tries    int    `json:"tries"`
+}
+
+// NotifyDisabledDetail is the detail of notify.disabled.
+type NotifyDisabledDetail struct {
+	Reason string `json:"reason"`
+}
+
 // GapDetail is the detail of stream.gap.
 type GapDetail struct {
 	Agent   string `json:"agent" doc:"Id of the agent that reported"`

@@ -29,7 +29,9 @@ func (a *API) alertRoutes() {
 // alertView is an alert with its links.
 type alertView struct {
 	alert.Alert
-	Links alertLinks `json:"links"`
+	// GroupKey is where the alert's state is kept, which is nobody's concern.
+	GroupKey *struct{}  `json:"group_key,omitempty" hidden:"true"`
+	Links    alertLinks `json:"links"`
 }
 
 type alertLinks struct {
@@ -41,7 +43,6 @@ type alertLinks struct {
 
 func viewAlert(x alert.Alert) alertView {
 	v := alertView{Alert: x, Links: alertLinks{Rule: rulesPath + "/" + x.RuleID, Events: "/v1/events?subject=" + x.Subject.ID}}
-	v.GroupKey = "" // where it is kept, which is nobody's concern
 	if x.Operation != "" {
 		link := operationsPath + "/" + x.Operation
 		v.Links.Operation = &link

@@ -154,7 +154,7 @@ func (a *API) handle(r route, h http.HandlerFunc) {
 // OpenAPI returns the OpenAPI 3.1 document, which is the same for every process
 // of this version.
 func OpenAPI() ([]byte, error) {
-	a := newAPI(Config{Logger: slog.New(slog.DiscardHandler)})
+	a := newAPI(Config{Logger: slog.New(slog.DiscardHandler)}, (*API).userRoutes)
 	return a.openAPI()
 }
 

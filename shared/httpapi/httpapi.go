@@ -101,20 +101,11 @@ type API struct {
 
 // New makes the handler.
 func New(cfg Config) (*API, error) {
-	switch {
-	case cfg.AgentsOnly && (cfg.Store == nil || cfg.Auth == nil || cfg.Agent == nil):
-		return nil, errors.New("httpapi: Store, Auth and Agent are required")
-	case !cfg.AgentsOnly && (cfg.Store == nil || cfg.Admission == nil || cfg.Control == nil || cfg.Registry == nil || cfg.Auth == nil):
+	if cfg.AgentsOnly {
+		return NewForAgents(cfg)
+	}
+	if cfg.Store == nil || cfg.Admission == nil || cfg.Control == nil || cfg.Registry == nil || cfg.Auth == nil {
 		return nil, errors.New("httpapi: Store, Admission, Control, Registry and Auth are required")
-	}
-	if cfg.Limiter == nil {
-		cfg.Limiter = &auth.Limiter{}
-	}
-	if cfg.MaxWait <= 0 {
-		cfg.MaxWait = time.Minute
-	}
-	if cfg.BodyTimeout <= 0 {
-		cfg.BodyTimeout = 30 * time.Second
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -128,7 +119,35 @@ func New(cfg Config) (*API, error) {
 	if cfg.Receivers == nil {
 		cfg.Receivers = &notify.Service{Store: cfg.Store, Logger: cfg.Logger}
 	}
-	a := newAPI(cfg)
+	return build(cfg, (*API).userRoutes)
+}
+
+// NewForAgents makes the handler of AgentsOnly. A program that calls this alone
+// links nothing of the other routes.
+func NewForAgents(cfg Config) (*API, error) {
+	cfg.AgentsOnly = true
+	if cfg.Store == nil || cfg.Auth == nil || cfg.Agent == nil {
+		return nil, errors.New("httpapi: Store, Auth and Agent are required")
+	}
+	return build(cfg, nil)
+}
+
+// build makes the handler, with the routes of people and programs if they are
+// given.
+func build(cfg Config, users func(*API)) (*API, error) {
+	if cfg.Limiter == nil {
+		cfg.Limiter = &auth.Limiter{}
+	}
+	if cfg.MaxWait <= 0 {
+		cfg.MaxWait = time.Minute
+	}
+	if cfg.BodyTimeout <= 0 {
+		cfg.BodyTimeout = 30 * time.Second
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	a := newAPI(cfg, users)
 	var err error
 	if a.metrics, err = newMetrics(cfg.Metrics); err != nil {
 		return nil, err
@@ -138,11 +157,11 @@ func New(cfg Config) (*API, error) {
 }
 
 // newAPI registers the routes; OpenAPI needs no more.
-func newAPI(cfg Config) *API {
+func newAPI(cfg Config, users func(*API)) *API {
 	a := &API{cfg: cfg, mux: http.NewServeMux(), routes: map[string]*route{}, log: cfg.Logger, streaming: newStreaming()}
 	a.healthRoutes()
-	if !cfg.AgentsOnly {
-		a.userRoutes()
+	if users != nil {
+		users(a)
 	}
 	if cfg.Agent != nil {
 		a.agentRoutes()

@@ -182,10 +182,7 @@ func (a *API) deleteReceiver(ctx context.Context, rq *request, in *struct {
 	return nil, a.cfg.Receivers.Delete(ctx, rq.call(), in.ID, revision)
 }
 
-func (a *API) rotateReceiver(ctx context.Context, rq *request, in *struct {
-	ReceiverPath
-	RawBody []byte
-}) (*receiverOutput, error) {
+func (a *API) rotateReceiver(ctx context.Context, rq *request, in *ReceiverPath) (*receiverOutput, error) {
 	var body rotateBody
 	if len(rq.body) > 0 {
 		if err := alert.Decode(rq.body, &body); err != nil {

@@ -30,6 +30,8 @@ const (
 	webhookRound = 24 // messages of one round
 	pushRound    = 64 // alerts of one push
 	probeRound   = 4  // messages of a round to a receiver that fails
+	// againAfter is when a lane is due again whose messages the ledger did not keep.
+	againAfter = 2 * time.Second
 	// maxAge is how old a webhook may get: past it, a try that fails is the last.
 	maxAge = 48 * time.Hour
 )
@@ -69,6 +71,9 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 			}
 		}
 		if err != nil {
+			if ok, aerr := s.again(ctx, h); aerr == nil && ok {
+				_ = s.leave(ctx, h, s.now().Add(againAfter)) // else its lease ends
+			}
 			return fmt.Errorf("deliver to %s: %w", receiver, err)
 		}
 		if !more {
@@ -308,8 +313,8 @@ func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery)
 		err = s.Store.Ledger.Commit(ctx, writes...)
 	} else {
 		var e event.Event
-		e, err = s.fact(event.TypeNotifyFailed, &r.Receiver, map[string]any{"delivery": d.ID, "event": d.Event, "alert": d.Alert, "rule": d.Rule,
-			"status": d.LastStatus, "error": d.LastError, "tries": d.Tries}, d.ID, strconv.Itoa(d.Redeliver), strconv.FormatInt(was.version, 10))
+		e, err = s.fact(event.TypeNotifyFailed, &r.Receiver, event.NotifyFailedDetail{Delivery: d.ID, Event: d.Event, Alert: d.Alert, Rule: d.Rule,
+			Status: d.LastStatus, Error: d.LastError, Tries: d.Tries}, d.ID, strconv.Itoa(d.Redeliver), strconv.FormatInt(was.version, 10))
 		if err != nil {
 			return err
 		}
@@ -322,7 +327,7 @@ func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery)
 	return nil
 }
 
-func (s *Service) fact(typ string, r *Receiver, detail map[string]any, parts ...string) (event.Event, error) {
+func (s *Service) fact(typ string, r *Receiver, detail any, parts ...string) (event.Event, error) {
 	e, err := event.New(typ, "", event.Subject{Kind: "receiver", ID: r.ID, Name: r.Name}, s.now(), Actor, detail, parts...)
 	if err != nil {
 		return e, fmt.Errorf("tell of receiver %s: %w", r.ID, err)
@@ -340,7 +345,7 @@ func (s *Service) disable(ctx context.Context, receiver string) error {
 		}
 		r, now := &all[i], s.now()
 		r.Disabled = &Disabled{At: now, Reason: "it answered 410 Gone"}
-		e, err := s.fact(event.TypeNotifyDisabled, r, map[string]any{"reason": r.Disabled.Reason}, r.ID, strconv.FormatInt(r.Revision, 10))
+		e, err := s.fact(event.TypeNotifyDisabled, r, event.NotifyDisabledDetail{Reason: r.Disabled.Reason}, r.ID, strconv.FormatInt(r.Revision, 10))
 		return all, []ledger.Write{
 			{Expect: r.Revision, Item: receiverItem(r)},
 			record.AuditWrite(record.Audit{ID: id.New(id.Audit, now), At: now, Actor: Actor, Action: "receiver.disable", Resource: r.ID, Status: http.StatusOK, Reason: r.Disabled.Reason}),
@@ -370,30 +375,4 @@ func (s *Service) nextTry(d *Delivery, now time.Time, pause time.Duration) time.
 		wait = pauses[d.Tries-1]
 	}
 	return now.Add(max(s.spread(wait), min(pause, maxHold))).Truncate(time.Millisecond)
-}
-
-// purge empties the outbox of a receiver that is deleted, and ends its lane.
-func (s *Service) purge(ctx context.Context, h *held) (more bool, err error) {
-	lane := record.LaneKey(h.receiver)
-	for {
-		p, err := s.Store.Ledger.Query(ctx, ledger.Query{PK: lane.PK, Limit: ledger.MaxWrites})
-		if err != nil {
-			return false, fmt.Errorf("read outbox: %w", err)
-		}
-		var writes []ledger.Write
-		for _, it := range p.Items {
-			if it.Key != lane {
-				writes = append(writes, ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: it.Key}})
-			}
-		}
-		if len(writes) == 0 {
-			writes = []ledger.Write{{Kind: ledger.Delete, Expect: h.version, Item: ledger.Item{Key: lane}}}
-		}
-		if err := s.Store.Ledger.Commit(ctx, writes...); err != nil {
-			return false, fmt.Errorf("empty outbox: %w", err)
-		}
-		if writes[0].Item.Key == lane {
-			return false, nil
-		}
-	}
 }

@@ -150,3 +150,29 @@ func (s *Service) again(ctx context.Context, h *held) (bool, error) {
 	h.version, h.due = it.Version, it.Due
 	return true, nil
 }
+
+// purge empties the outbox of a receiver that is deleted, and ends its lane.
+func (s *Service) purge(ctx context.Context, h *held) (more bool, err error) {
+	lane := record.LaneKey(h.receiver)
+	for {
+		p, err := s.Store.Ledger.Query(ctx, ledger.Query{PK: lane.PK, Limit: ledger.MaxWrites})
+		if err != nil {
+			return false, fmt.Errorf("read outbox: %w", err)
+		}
+		var writes []ledger.Write
+		for _, it := range p.Items {
+			if it.Key != lane {
+				writes = append(writes, ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: it.Key}})
+			}
+		}
+		if len(writes) == 0 {
+			writes = []ledger.Write{{Kind: ledger.Delete, Expect: h.version, Item: ledger.Item{Key: lane}}}
+		}
+		if err := s.Store.Ledger.Commit(ctx, writes...); err != nil {
+			return false, fmt.Errorf("empty outbox: %w", err)
+		}
+		if writes[0].Item.Key == lane {
+			return false, nil
+		}
+	}
+}

@@ -42,7 +42,6 @@ type plane struct {
 	mu  sync.Mutex
 	at  time.Time
 	db  ledger.Ledger
-	n   int
 	seq map[string]int // transitions, by alert
 }
 
@@ -54,6 +53,11 @@ func setup(t testing.TB) *plane {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
+	return p.on(db)
+}
+
+// on puts the plane on a ledger.
+func (p *plane) on(db ledger.Ledger) *plane {
 	p.db = db
 	p.Service = p.another(db)
 	return p

@@ -100,7 +100,8 @@ func fleetAndEvents(ctx context.Context, st *record.Store, p Policy, now time.Ti
 		head, _, err := event.Trim(ctx, st.Ledger, name, now.Add(-p.Events))
 		if err == nil && head.Low >= head.Next && slices.Contains(former, name) { // the last of a deleted cluster
 			err = st.Ledger.Commit(ctx, ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: record.FormerKey(name)}, Expect: ledger.AnyVersion},
-				ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: record.JudgedKey(name)}, Expect: ledger.AnyVersion})
+				ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: record.JudgedKey(name)}, Expect: ledger.AnyVersion},
+				ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: record.ToldKey(name)}, Expect: ledger.AnyVersion})
 		}
 		errs = errors.Join(errs, err)
 		for _, what := range slices.Sorted(maps.Keys(p.Details)) {

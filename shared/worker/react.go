@@ -175,6 +175,14 @@ func Timers(follow func(ctx context.Context, stream string) error) func(ctx cont
 	}
 }
 
+// Telling has a stream judged, and what is told of alerts in it made into messages
+// for receivers. One of the two that fails leaves the other alone.
+func Telling(judge, tell func(ctx context.Context, stream string) error) func(ctx context.Context, stream string) error {
+	return func(ctx context.Context, stream string) error {
+		return errors.Join(judge(ctx, stream), tell(ctx, stream))
+	}
+}
+
 // ReactGivenUpQueue is where Lambda tells of records that react did not take.
 const ReactGivenUpQueue = "react-dead"
 

@@ -39,6 +39,8 @@ type Sweep struct {
 	// Judge judges a stream of events to its head, as React.Follow does: for
 	// records that Lambda gave up, and for what nobody told of; nil: nobody judges.
 	Judge func(ctx context.Context, stream string) error
+	// Lanes are served behind each pass; nil: none.
+	Lanes *Lanes
 	// Retention is how long things are kept; zero keeps them for ever.
 	Retention retention.Policy
 	Logger    *slog.Logger
@@ -92,6 +94,7 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 		}
 	}
 	dead, givenUp, unjudged := 0, 0, 0
+	part("receivers that are due", func() error { return h.Lanes.serve(ctx) })
 	part("dead letters", func() (err error) { dead, err = h.Sweep.DeadLetters(ctx); return err })
 	part("records given up", func() (err error) {
 		if h.GivenUp == nil {
@@ -168,6 +171,7 @@ func (h *Sweep) wake(ctx context.Context, ms []events.SQSMessage) events.SQSEven
 	if lost != nil {
 		failed = append(failed, wakes...)
 	}
+	_ = h.Lanes.serve(ctx) // told there; what failed is due again
 	if res.Due > 0 {
 		h.measure(ctx, lateness(res))
 	}

@@ -105,10 +105,20 @@ func deploy(t *testing.T) *deployment {
 	return d
 }
 
+// small are the packages in which nothing is inlined for the function api, as in
+// the Makefile.
+var small = []string{"github.com/opsplane/opsplane/shared/httpapi", "github.com/danielgtaylor/huma/v2", "cel.dev/cel-go/...", "github.com/antlr4-go/...", "google.golang.org/protobuf/..."}
+
 // build builds a function as the Makefile does.
 func build(t *testing.T, binary, function string, env ...string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-tags", "lambda.norpc,nethttpomithttp2", "-o", binary, "github.com/opsplane/opsplane/functions/"+function)
+	args := []string{"build", "-trimpath", "-ldflags=-s -w", "-tags", "lambda.norpc,nethttpomithttp2", "-o", binary}
+	if function == "api" {
+		for _, p := range small {
+			args = append(args, "-gcflags="+p+"=-l")
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "go", append(args, "github.com/opsplane/opsplane/functions/"+function)...)
 	cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0"), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", function, err, out)

@@ -223,8 +223,8 @@ func TestCostOfAlerts(t *testing.T) {
 		alerting      string
 	}{
 		{what: "no rule is about them, ten in an append, ten appends a second", each: 10, appends: 80, every: 100 * time.Millisecond},
-		{what: "one in twenty sets an alert off, ten in an append, ten appends a second", each: 10, appends: 80, every: 100 * time.Millisecond, alerting: "test.bad"},
 		{what: "no rule is about them, alone, each five seconds", each: 1, appends: 4, every: 5 * time.Second},
+		{what: "one in twenty sets an alert off, ten in an append, ten appends a second", each: 10, appends: 80, every: 100 * time.Millisecond, alerting: "test.bad"},
 	} {
 		d.Alerts.Reset()
 		n := 0

@@ -14,8 +14,10 @@ import (
 	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
 
 	"github.com/opsplane/opsplane/infra/awstest/bill"
+	"github.com/opsplane/opsplane/shared/cloud/outward"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
+	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/queue/sqs"
 	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
@@ -37,7 +39,7 @@ type streamHandler func(context.Context, worker.StreamEvent) (events.DynamoDBEve
 // which never do.
 func (d *Deployment) relay() func(context.Context) {
 	p := d.function("relay", d.Operations)
-	h := &worker.Relay{Relay: p.Relay(), Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}
+	h := &worker.Relay{Relay: p.Relay(outward.Bus(p)), Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}
 	return d.stream(d.Operations, h.Handle, func(c ledger.Change) bool { return !c.Deleted })
 }
 
@@ -46,7 +48,8 @@ func (d *Deployment) relay() func(context.Context) {
 func (d *Deployment) react() func(context.Context) {
 	p := d.function("react", d.Alerts)
 	r := &react.Reactor{Store: p.Store, Logger: p.Log}
-	h := &worker.React{Store: p.Store, Follow: r.Follow, Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}
+	n := &notify.Service{Store: p.Store, Logger: p.Log}
+	h := &worker.React{Store: p.Store, Follow: worker.Telling(r.Follow, n.Follow), Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}
 	return d.stream(d.Alerts, h.Handle, func(c ledger.Change) bool {
 		return !c.Deleted && (record.StreamOf(c.Key) != "" || c.Key == record.RulesKey)
 	})
@@ -126,9 +129,11 @@ func (d *Deployment) wakes() func(context.Context) {
 	make := func(m *bill.Meter) *worker.Sweep {
 		p := d.function("sweep", m)
 		r := &react.Reactor{Store: p.Store, Logger: p.Log}
-		s := p.Sweep(p.Relay())
-		s.React = worker.Timers(r.Follow)
-		return &worker.Sweep{Sweep: s, Judge: r.Follow, Logger: p.Log, Metrics: p.Metrics}
+		n := &notify.Service{Store: p.Store, Logger: p.Log}
+		follow, lanes := worker.Telling(r.Follow, n.Follow), &worker.Lanes{Deliver: n.Deliver, Logger: p.Log}
+		s := p.Sweep(p.Relay(outward.Bus(p)))
+		s.React, s.Notify = worker.Timers(follow), lanes.Found
+		return &worker.Sweep{Sweep: s, Judge: follow, Lanes: lanes, Logger: p.Log, Metrics: p.Metrics}
 	}
 	onWake, onTick := make(d.Operations), make(d.Idle)
 	return func(ctx context.Context) {

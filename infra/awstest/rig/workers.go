@@ -15,7 +15,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/eventbridge"
 
 	"github.com/opsplane/opsplane/shared/cloud"
+	"github.com/opsplane/opsplane/shared/cloud/outward"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
+	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/queue"
 	"github.com/opsplane/opsplane/shared/queue/sqs"
 	"github.com/opsplane/opsplane/shared/react"
@@ -71,8 +73,9 @@ func (s Stack) Workers(ctx context.Context) (wait func(), err error) {
 		return nil, err
 	}
 	var wg sync.WaitGroup
-	ring := p.Relay()
+	ring := p.Relay(outward.Bus(p))
 	judge := &react.Reactor{Store: p.Store, Logger: p.Log}
+	tell := &notify.Service{Store: p.Store, Logger: p.Log}
 	wg.Go(func() {
 		for at := ""; ctx.Err() == nil; {
 			changes, next, err := feed.Changes(ctx, at, 100, time.Second)
@@ -80,7 +83,9 @@ func (s Stack) Workers(ctx context.Context) (wait func(), err error) {
 				_, derr := ring.DispatchFeed(ctx, changes)
 				_, perr := ring.PublishFeed(ctx, changes)
 				_, jerr := judge.Take(ctx, changes)
-				err = errors.Join(derr, perr, ring.BusFeed(ctx, changes), jerr)
+				streams, _ := react.Wakes(changes)
+				_, terr := tell.Each(ctx, streams)
+				err = errors.Join(derr, perr, ring.BusFeed(ctx, changes), jerr, terr)
 			}
 			if err != nil {
 				pause(ctx, 200*time.Millisecond)
@@ -91,7 +96,7 @@ func (s Stack) Workers(ctx context.Context) (wait func(), err error) {
 	})
 	wg.Go(func() {
 		due := p.Sweep(ring)
-		due.React = judge.Follow
+		due.React, due.Notify = judge.Follow, tell.Deliver
 		for pause(ctx, 500*time.Millisecond) {
 			_, _ = due.Run(ctx)         // what failed is due again
 			_, _ = due.DeadLetters(ctx) // likewise

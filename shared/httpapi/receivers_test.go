@@ -1,0 +1,117 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/notify"
+	"github.com/opsplane/opsplane/shared/problem"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// TestReceivers: made, shown without its secret, tested, changed, rotated; its dead
+// letters listed and sent again; deleted.
+func TestReceivers(t *testing.T) {
+	t.Parallel()
+	status := http.StatusTeapot
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte("short and stout"))
+	}))
+	defer srv.Close()
+	var receivers *notify.Service
+	p := setup(t, func(c *Config) {
+		receivers = &notify.Service{Store: c.Store, Logger: c.Logger, Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+		c.Receivers = receivers
+	})
+	body := "name: pager\nkind: webhook\nurl: " + srv.URL + "\nmatchers: [{field: severity, op: '=', value: error}]\n"
+	made := p.do("admin", "POST", "/v1/receivers", body, "Content-Type: application/yaml").want(201)
+	secret, path := made.str("secret"), made.header.Get("Location")
+	if !strings.HasPrefix(secret, "whsec_") || path != "/v1/receivers/"+made.str("id") {
+		t.Fatalf("made %s", made.raw)
+	}
+	got := p.do("admin", "GET", path, nil).want(200)
+	list := p.do("admin", "GET", "/v1/receivers?limit=1", nil).want(200)
+	if len(list.items()) != 1 || strings.Contains(got.raw+list.raw, strings.TrimPrefix(secret, "whsec_")) || strings.Contains(got.raw, `"secret"`) {
+		t.Errorf("shown: %s, %s", got.raw, list.raw)
+	}
+	tested := p.do("admin", "POST", path+"/test", nil).want(200)
+	if tested.j["taken"] != false || tested.j["status"] != float64(418) || tested.str("body") != "short and stout" {
+		t.Errorf("tested: %s", tested.raw)
+	}
+	p.do("admin", "PUT", path, body, "Content-Type: application/yaml", `If-Match: "99"`).problem(412, problem.PreconditionFailed)
+	put := p.do("admin", "PUT", "/v1/receivers/pager", strings.Replace(body, "name: pager", "name: pager\ntimeout: 2s", 1), "Content-Type: application/yaml",
+		"If-Match: "+got.header.Get("ETag")).want(200)
+	if put.str("timeout") != "2s" || put.header.Get("ETag") == got.header.Get("ETag") {
+		t.Errorf("changed: %s", put.raw)
+	}
+	rotated := p.do("admin", "POST", path+"/rotate", nil).want(200)
+	if s := rotated.str("secret"); s == secret || !strings.HasPrefix(s, "whsec_") || len(rotated.j["secrets"].([]any)) != 2 {
+		t.Errorf("rotated: %s", rotated.raw)
+	}
+
+	// 410 ends it at once: a dead letter.
+	status = http.StatusGone
+	now := time.Now().UTC()
+	a := alert.Alert{ID: id.New(id.Alert, now), Rule: "hot", Severity: event.Error, State: alert.Firing, Since: now, FiredAt: &now, Cluster: p.cluster.ID}
+	e, err := event.New(alert.TypeFiring, p.cluster.ID, event.Subject{Kind: "node", ID: "nod_1", Name: "n1"}, now, notify.Actor, a, a.ID)
+	must(t, err)
+	_, err = event.Append(t.Context(), p.db, p.cluster.ID, []event.Event{e}, nil)
+	must(t, err)
+	ctx := context.Background()
+	must(t, receivers.Follow(ctx, p.cluster.ID))
+	must(t, receivers.Deliver(ctx, record.LaneKey(made.str("id"))))
+	dead := p.do("admin", "GET", path+"/deliveries?state=failed", nil).want(200).items()
+	if len(dead) != 1 {
+		t.Fatalf("%d dead letters", len(dead))
+	}
+	b, err := json.Marshal(dead[0])
+	must(t, err)
+	var d struct {
+		ID         string `json:"id"`
+		Event      string `json:"event"`
+		LastStatus int    `json:"last_status"`
+		LastError  string `json:"last_error"`
+	}
+	must(t, json.Unmarshal(b, &d))
+	if d.Event != e.ID || d.LastStatus != 410 || d.LastError != "answered 410" {
+		t.Errorf("dead letter %s", b)
+	}
+	if got := p.do("admin", "GET", path, nil).want(200); got.j["disabled"] == nil {
+		t.Errorf("gone, and yet %s", got.raw)
+	}
+	status = http.StatusOK
+	p.do("admin", "POST", path+"/deliveries/"+d.ID+"/redeliver", nil).want(202)
+	p.do("admin", "PUT", path, body, "Content-Type: application/yaml").want(200)
+	must(t, receivers.Deliver(ctx, record.LaneKey(made.str("id"))))
+	p.do("admin", "DELETE", path, nil).want(204)
+	p.do("admin", "GET", path, nil).problem(404, problem.NotFound)
+	p.do("admin", "GET", path+"/deliveries", nil).problem(404, problem.NotFound)
+}
+
+// TestReceiversThatAreRefused names the field.
+func TestReceiversThatAreRefused(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	for body, pointer := range map[string]string{
+		`{"name":"a","kind":"webhook","url":"https://169.254.169.254/"}`:                                 "/url",
+		`{"name":"a","kind":"webhook","url":"http://hook.example"}`:                                      "/url",
+		`{"name":"a","kind":"webhook","url":"https://hook.example","timeout":"1m"}`:                      "/timeout",
+		`{"name":"a","kind":"webhook","url":"https://hook.example","secret":"whsec_aGk="}`:               "/secret",
+		`{"name":"a","kind":"webhook","url":"https://hook.example","matchers":[{"field":"x","op":"="}]}`: "/matchers/0/field",
+		`{"name":"a","kind":"alertmanager","urls":[]}`:                                                   "/urls",
+		`{"name":"a","kind":"alertmanager","urls":["https://a.example"],"labels":{"b-c":"d"}}`:           "/labels",
+		`{"name":"a","kind":"webhook","url":"https://hook.example","surprise":1}`:                        "/surprise",
+	} {
+		p.do("admin", "POST", "/v1/receivers", body).problem(422, problem.Invalid).points(pointer)
+	}
+}

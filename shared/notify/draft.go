@@ -1,0 +1,146 @@
+package notify
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// draft is what a commit will make of items that it has read.
+type draft struct {
+	read  map[ledger.Key]ledger.Item
+	items map[ledger.Key]*ledger.Item // nil: deleted
+	order []ledger.Key
+	lanes map[string]bool // that have something new
+}
+
+// prefetch reads what messages of the pairs depend on.
+func (s *Service) prefetch(ctx context.Context, pairs []pair) (*draft, error) {
+	b := &draft{items: map[ledger.Key]*ledger.Item{}, lanes: map[string]bool{}}
+	var keys []ledger.Key
+	for _, p := range pairs {
+		for _, k := range []ledger.Key{record.LaneKey(p.r.ID), keyOf(&p), record.ToldOfKey(p.r.ID, p.a.ID)} {
+			if !slices.Contains(keys, k) {
+				keys = append(keys, k)
+			}
+		}
+	}
+	var err error
+	if b.read, err = s.Store.Ledger.GetMany(ctx, keys); err != nil {
+		return nil, fmt.Errorf("read deliveries: %w", err)
+	}
+	return b, nil
+}
+
+// keyOf is the key of the delivery of an event to a receiver.
+func keyOf(p *pair) ledger.Key {
+	if p.r.Kind == KindAlertmanager {
+		return record.DeliveryKey(p.r.ID, alertID(p.r.ID, p.a.ID))
+	}
+	return record.DeliveryKey(p.r.ID, webhookID(p.r.ID, p.e.ID))
+}
+
+func (b *draft) get(k ledger.Key) (ledger.Item, bool) {
+	if it, ok := b.items[k]; ok {
+		if it == nil {
+			return ledger.Item{}, false
+		}
+		return *it, true
+	}
+	it, ok := b.read[k]
+	return it, ok
+}
+
+// set puts an item, or with nil deletes the one of the key.
+func (b *draft) set(k ledger.Key, it *ledger.Item) {
+	if _, ok := b.items[k]; !ok {
+		b.order = append(b.order, k)
+	}
+	b.items[k] = it
+}
+
+// put takes over a delivery's change.
+func (b *draft) put(was, d *Delivery) {
+	for _, w := range moved(was, d) {
+		if w.Kind == ledger.Delete {
+			b.set(w.Item.Key, nil)
+			continue
+		}
+		b.set(w.Item.Key, &w.Item)
+	}
+	b.lanes[d.Receiver] = true
+}
+
+// writes are those of the draft, conditional on what was read.
+func (b *draft) writes(now time.Time) ([]ledger.Write, error) {
+	var out []ledger.Write
+	for _, k := range b.order {
+		expect := ledger.AnyVersion // a pointer: it is written with its delivery alone
+		if record.PendingOf(k) == "" {
+			expect = b.read[k].Version
+		}
+		if it := b.items[k]; it != nil {
+			out = append(out, ledger.Write{Expect: expect, Item: *it})
+		} else if expect != 0 {
+			out = append(out, ledger.Write{Kind: ledger.Delete, Expect: expect, Item: ledger.Item{Key: k}})
+		}
+	}
+	for r := range b.lanes {
+		it, ok := b.read[record.LaneKey(r)]
+		if !ok {
+			return nil, fmt.Errorf("receiver %s has no lane: %w", r, ledger.ErrConflict)
+		}
+		w, err := wakeItem(it, now)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, w)
+	}
+	return out, nil
+}
+
+// message makes the message of an event to a receiver, or changes the one that it
+// has.
+func (s *Service) message(b *draft, p *pair, now time.Time) error {
+	key := keyOf(p)
+	it, exists := b.get(key)
+	resolved := p.e.Type == alert.TypeResolved
+	if p.r.Kind == KindAlertmanager {
+		if resolved && !exists {
+			return nil
+		}
+		d := newDelivery(alertID(p.r.ID, p.a.ID), p.r, p.e, p.a, now)
+		d.Push = s.pushOf(&p.r.Receiver, p.a)
+		was := &Delivery{}
+		if exists {
+			var err error
+			if was, err = decodeDelivery(it); err != nil {
+				return err
+			}
+			d.CreatedAt = was.CreatedAt
+		}
+		b.put(was, d)
+		return nil
+	}
+	told := record.ToldOfKey(p.r.ID, p.a.ID)
+	if _, was := b.get(told); resolved && !was || exists {
+		return nil
+	}
+	if resolved {
+		b.set(told, nil)
+		if !p.r.sendsResolved() {
+			return nil
+		}
+	} else {
+		b.set(told, &ledger.Item{Key: told, Data: []byte("{}")})
+	}
+	d := newDelivery(webhookID(p.r.ID, p.e.ID), p.r, p.e, p.a, now)
+	d.Payload = record.Encode(Message{Type: p.e.Type, Timestamp: p.e.Timestamp, Data: Data{Alert: *p.a, Sequence: p.e.Sequence, Links: s.links(p.a)}})
+	b.put(&Delivery{}, d)
+	return nil
+}
