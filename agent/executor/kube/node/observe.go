@@ -15,7 +15,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
-	"github.com/opsplane/opsplane/agent/executor/kube/inventory"
+	"github.com/opsplane/opsplane/agent/executor/kube/inventory/capacity"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -56,6 +56,12 @@ func (e *nodes) tellNode(a *protocol.Assignment, end *executor.Ending, n *corev1
 	}
 }
 
+// gpusOf counts the node's GPUs as its labels and capacity tell.
+func gpusOf(n *corev1.Node) int {
+	count, _ := capacity.Of(n)
+	return count
+}
+
 // describe words the node for the plane's inventory.
 func (e *nodes) describe(n *corev1.Node, pods int, version string) protocol.Node {
 	if e.o.Describe != nil {
@@ -65,13 +71,13 @@ func (e *nodes) describe(n *corev1.Node, pods int, version string) protocol.Node
 	return protocol.Node{UID: string(n.UID), Name: n.Name, Revision: rv << 10, Schedulable: !n.Spec.Unschedulable,
 		Ready: slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		}), Cordon: CordonOf(n), Labels: maps.Clone(n.Labels), GPUs: inventory.GPUs(n), Pods: max(pods, 0)}
+		}), Cordon: CordonOf(n), Labels: maps.Clone(n.Labels), GPUs: gpusOf(n), Pods: max(pods, 0)}
 }
 
 // gpus counts the node's GPUs as the inventory does; of a node that it has not seen
 // yet, as the node itself tells.
 func (e *nodes) gpus(n *corev1.Node) int {
-	return cmp.Or(e.describe(n, -1, n.ResourceVersion).GPUs, inventory.GPUs(n))
+	return cmp.Or(e.describe(n, -1, n.ResourceVersion).GPUs, gpusOf(n))
 }
 
 // stepNamed finds a step of the plan; one that is not in it has no id.
