@@ -178,6 +178,8 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, c.Gone, c.Planned, countForced(c.Forced))
 	case cameThrough(a):
 		end.Message = cordon + ", it had no pods to evict"
+	case !d.known && stepNamed(a, "preflight").Phase == operation.StepSucceeded:
+		end.Message = cordon + ", and nobody knows any more which evictions were planned"
 	default:
 		end.Message = cordon + ", no eviction was planned"
 	}
@@ -198,7 +200,11 @@ func (e *drainer) lastReading(s *session) *reading {
 // tellPods says what is verified of the planned pods, and which are left behind.
 func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *details) {
 	var kept, stop []string
+	unseen := 0
 	for _, o := range d.Pods {
+		if o.unseen {
+			unseen++
+		}
 		switch o.Outcome {
 		case outcomeStopping:
 			stop = append(stop, fmt.Sprintf("pod %s (%s)", o.Pod, o.Detail))
@@ -214,6 +220,9 @@ func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *deta
 	}
 	if d.Counts.CameAfter > 0 {
 		end.NotVerified = append(end.NotVerified, fmt.Sprintf("an empty node: %d pods that tolerate the cordon came after the plan", d.Counts.CameAfter))
+	}
+	if unseen > 0 {
+		end.NotVerified = append(end.NotVerified, fmt.Sprintf("that the processes of %d pods ended: they were deleted without grace, which waits for no kubelet", unseen))
 	}
 	leavePods(a, end, "evict", "not evicted", kept)
 	leavePods(a, end, "wait", "evicted and still there", stop)
