@@ -260,6 +260,41 @@ func TestPodThatVanishedMayLive(t *testing.T) {
 	}
 }
 
+// TestCutOffUpgrade is begun again only when nobody can go on with it.
+func TestCutOffUpgrade(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		vanished bool
+		want     operation.StepPhase
+	}{
+		"its pod was seen to end": {false, operation.StepPending},
+		"its pod has vanished":    {true, operation.StepUnknown},
+	} {
+		s := setup(t)
+		s.put(t, s.assignment(1), upgradeOf, answer.Answer{}, "mute")
+		if tt.vanished {
+			name := upgradeOf.name(s.assignment(1))
+			j, err := s.client.BatchV1().Jobs("ops").Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonDeadlineExceeded}}
+			if _, err := s.client.BatchV1().Jobs("ops").Update(t.Context(), j, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.client.CoreV1().Pods("ops").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.reply = func(*batchv1.Job) (answer.Answer, string) {
+			return answer.Answer{Detail: "revision 2 is pending-upgrade", Own: &answer.Release{Revision: 2, Status: "pending-upgrade", Generation: 1}}, ""
+		}
+		if f := s.probe(t.Context(), s.task(2, 1)); f.Phase != tt.want {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
 // TestEmptyListIsHeard: after an outage nothing may have changed.
 func TestEmptyListIsHeard(t *testing.T) {
 	t.Parallel()

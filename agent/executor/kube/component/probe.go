@@ -3,6 +3,7 @@ package component
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,6 +42,8 @@ func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding
 		return executor.Unknown("in_progress", "the upgrade's answer is lost, and Helm's history was not read: "+err.Error())
 	}
 	switch own := said.Own; {
+	case own != nil && own.Status == "pending-upgrade" && !slices.Contains(s.dead(), own.Generation):
+		return executor.Unknown("in_progress", fmt.Sprintf("%s; the pod of generation %d, which made it, was not seen to end", said.Detail, own.Generation))
 	case own == nil || own.Status == "pending-upgrade" || own.Status == "pending-rollback":
 		return executor.ToRun("the upgrade was cut off: " + said.Detail)
 	case own.Status == "failed":
