@@ -42,7 +42,7 @@ func setup(t *testing.T, objects ...runtime.Object) *site {
 	t.Helper()
 	s := &site{client: fake.NewClientset(objects...), op: id.New(id.Operation, time.Now())}
 	c := &cluster.Cluster{Client: s.client, Namespace: "ops", Now: time.Now, Log: slog.New(slog.DiscardHandler)}
-	s.upgrader = &upgrader{c, good()}
+	s.upgrader = &upgrader{Cluster: c, config: good()}
 	s.client.PrependReactor("create", "jobs", func(action kubetesting.Action) (bool, runtime.Object, error) {
 		j := action.(kubetesting.CreateAction).GetObject().(*batchv1.Job).DeepCopy()
 		j.UID = types.UID(j.Name)
@@ -224,7 +224,7 @@ func TestUpgradeEndsWithItsOperation(t *testing.T) {
 		{false, 12 * time.Minute, 12 * time.Minute}, {true, 21 * time.Minute, 21 * time.Minute},
 	} {
 		q := request{verb: answer.Upgrade, timeout: 10 * time.Minute, rollback: tt.rollback, left: tt.left}
-		j := (&upgrader{&cluster.Cluster{}, good()}).job(&protocol.Assignment{}, q)
+		j := (&upgrader{Cluster: &cluster.Cluster{}, config: good()}).job(&protocol.Assignment{}, q)
 		if got := time.Duration(*j.Spec.ActiveDeadlineSeconds) * time.Second; got != tt.want {
 			t.Errorf("%+v: %s", tt, got)
 		}
@@ -327,6 +327,12 @@ func TestRightThatComesBack(t *testing.T) {
 	step := Upgrade(s.Cluster, good()).Steps["upgrade"].Execute
 	if o := step(t.Context(), s.task(1, 1)); o.Class != operation.OutcomeWaiting || o.ErrorCode != "forbidden" {
 		t.Errorf("at first: %+v", o)
+	}
+	// What the upgrade's account lacks is the Job's answer: asking again changes nothing.
+	other := setup(t)
+	other.put(t, other.assignment(1), upgradeOf, answer.Answer{Code: answer.Forbidden}, "")
+	if o := Upgrade(other.Cluster, good()).Steps["upgrade"].Execute(t.Context(), other.task(1, 1)); o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" {
+		t.Errorf("the upgrade's account: %+v", o)
 	}
 	now = now.Add(cluster.DeniedFor)
 	if o := step(t.Context(), s.task(1, 1)); o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" {

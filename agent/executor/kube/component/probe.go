@@ -102,7 +102,7 @@ func (u *upgrader) ask(ctx context.Context, t *executor.Task, q request) (answer
 // hear waits for a Job's answer.
 func (u *upgrader) hear(ctx context.Context, t *executor.Task, name string) (answer.Answer, error) {
 	var got answer.Answer
-	o := u.await(ctx, &executor.Task{Assignment: t.Assignment, Step: t.Step, Progress: func(int, int, string, string) {}}, func(s scene) *executor.Outcome {
+	o := u.await(ctx, &executor.Task{Assignment: t.Assignment, Step: t.Step, Progress: func(int, int, string, string) {}, Note: func(string, string) {}}, func(s scene) *executor.Outcome {
 		j := s.named(name)
 		if j == nil || s.active(j) {
 			return nil
