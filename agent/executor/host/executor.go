@@ -64,6 +64,8 @@ type Executor struct {
 	o   Options
 	uid string
 
+	reporting chan struct{} // held while a process describes the host
+
 	mu       sync.Mutex
 	revision int64
 	answers  map[string]*report.Answer // the last of an operation
@@ -103,7 +105,7 @@ func Open(o Options) (*Executor, error) {
 	if err := os.MkdirAll(o.State, 0o700); err != nil {
 		return nil, fmt.Errorf("open host: %w", err)
 	}
-	return &Executor{o: o, uid: machineUID(strings.TrimSpace(string(id))), answers: map[string]*report.Answer{}}, nil
+	return &Executor{o: o, uid: machineUID(strings.TrimSpace(string(id))), reporting: make(chan struct{}, 1), answers: map[string]*report.Answer{}}, nil
 }
 
 // machineUID makes the node's UID of the machine's id, which itself is not to be

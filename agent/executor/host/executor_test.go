@@ -192,7 +192,7 @@ func TestHelperFails(t *testing.T) {
 
 	b = setup(t, nil)
 	slow := recorded.Device{Device: report.Device{UUID: gpuUUID, PCI: "0000:3b:00.0"}}
-	slow.Reset.TakesMS = 400
+	slow.Reset.TakesMS = 2000 // longer than a probe takes to start
 	b.record(slow)
 	ctx, cancel := context.WithCancel(t.Context())
 	task := b.task("device.reset", "reset", "op_a", 1, `{}`, nil)

@@ -21,24 +21,37 @@ const (
 	// lookTimeout bounds a question that changes nothing.
 	lookTimeout = 30 * time.Second
 	maxOutput   = 1 << 20
+	// killWait is how long a process that was killed may take to end. One that the
+	// kernel holds in the driver may not end at all.
+	killWait = time.Second
 )
 
-// helper starts the host's program. It runs in a process group of its own and goes
-// on when the agent does not wait for it any more: a reset that was begun ends by
-// itself, and the host's mark remembers it.
-func (e *Executor) helper(ctx context.Context, args ...string) (stdout []byte, err error) {
+// helper starts the host's program, in a process group of its own. When the agent
+// does not wait for it any more a reset goes on: one that was begun ends by itself,
+// and the host's mark remembers it. What only looks is killed: it would keep the
+// driver from a reset. over is called when the process has ended, which may be after
+// helper has returned.
+func (e *Executor) helper(ctx context.Context, over func(), args ...string) (stdout []byte, err error) {
 	cmd := exec.Command(e.o.Helper, append(args, e.o.Args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var out, errs limited
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Start(); err != nil {
+		over()
 		return nil, fmt.Errorf("start %s: %w", e.o.Helper, err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	go func() {
+		err := cmd.Wait()
+		over()
+		ended <- err
+	}()
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
+		if args[0] != report.VerbReset {
+			kill(cmd.Process.Pid, ended)
+		}
 		return nil, fmt.Errorf("%s %s did not answer in time: %w", e.o.Helper, args[0], ctx.Err())
 	}
 	var exit *exec.ExitError
@@ -46,6 +59,22 @@ func (e *Executor) helper(ctx context.Context, args ...string) (stdout []byte, e
 		return nil, fmt.Errorf("%s %s: %w: %s", e.o.Helper, args[0], err, strings.Join(strings.Fields(errs.String()), " "))
 	}
 	return out.Bytes(), nil
+}
+
+// kill ends a process group and waits a little for its leader.
+func kill(group int, ended <-chan error) {
+	select {
+	case <-ended:
+		return
+	default:
+	}
+	_ = syscall.Kill(-group, syscall.SIGKILL) // it may have ended just now
+	timer := time.NewTimer(killWait)
+	defer timer.Stop()
+	select {
+	case <-ended:
+	case <-timer.C:
+	}
 }
 
 // limited keeps the first bytes of what is written to it.
@@ -56,11 +85,17 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// report has the host described.
+// report has the host described, by one process at a time: while the last one has
+// not ended, of a driver that hangs, no other is sent after it.
 func (e *Executor) report(ctx context.Context) (report.Host, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	raw, err := e.helper(ctx, "report", "--node="+e.o.Name, "--state="+e.o.State)
+	select {
+	case e.reporting <- struct{}{}:
+	case <-ctx.Done():
+		return report.Host{}, fmt.Errorf("%s report: the one before has not ended: %w", e.o.Helper, ctx.Err())
+	}
+	raw, err := e.helper(ctx, func() { <-e.reporting }, "report", "--node="+e.o.Name, "--state="+e.o.State)
 	if err != nil {
 		return report.Host{}, err
 	}
@@ -82,7 +117,7 @@ func (e *Executor) ask(ctx context.Context, a *protocol.Assignment, verb string)
 	if verb == report.VerbReset {
 		args = append(args, "--timeout="+e.o.ResetTimeout.String())
 	}
-	raw, err := e.helper(ctx, args...)
+	raw, err := e.helper(ctx, func() {}, args...)
 	if err != nil {
 		return report.Answer{}, err
 	}

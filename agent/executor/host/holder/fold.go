@@ -25,8 +25,8 @@ var kinds = []struct {
 	{"cloud-hyperviso", report.HolderVM},
 }
 
-// Self is how this program is called: it reads devices, lets them go, and keeps
-// off while one is reset (see package verb), so it does not count.
+// Self is how this program's file is called: it reads devices, lets them go, and
+// keeps off while one is reset (see package verb), so it does not count.
 const Self = "opsplane-host"
 
 func kindOf(name string) string {
@@ -43,7 +43,7 @@ func (s *Scan) Of(d *gpu.Device) []report.Holder {
 	var out []report.Holder
 	seen := map[int]bool{}
 	add := func(kind, name string, pid int, pod *report.Pod) {
-		if name == Self || pid > 0 && seen[pid] {
+		if pid > 0 && seen[pid] {
 			return
 		}
 		seen[pid] = true
@@ -63,6 +63,9 @@ func (s *Scan) Of(d *gpu.Device) []report.Holder {
 		if p.Name != "" { // recorded: the ids are not this host's
 			known = Proc{Name: p.Name}
 		}
+		if known.Self {
+			continue
+		}
 		pod := known.Pod
 		if p.Pod != nil {
 			pod = p.Pod
@@ -70,6 +73,9 @@ func (s *Scan) Of(d *gpu.Device) []report.Holder {
 		add(p.Kind, known.Name, p.PID, pod)
 	}
 	for _, p := range s.Open[d.Minor] {
+		if p.Self {
+			continue
+		}
 		add("", p.Name, p.PID, p.Pod)
 	}
 	for _, a := range s.Allocated {

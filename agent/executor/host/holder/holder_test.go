@@ -40,6 +40,14 @@ func process(t *testing.T, proc string, pid int, comm, cgroup string, files ...s
 	}
 }
 
+// runs makes a process of a false /proc run a file.
+func runs(t *testing.T, proc string, pid int, file string) {
+	t.Helper()
+	if err := os.Symlink(file, filepath.Join(proc, fmt.Sprint(pid), "exe")); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // kubelet answers like the kubelet's socket of allocations.
 type kubelet struct {
 	podresources.UnimplementedPodResourcesListerServer
@@ -84,6 +92,12 @@ func TestWhoHoldsADevice(t *testing.T) {
 	process(t, proc, 103, "nvidia-persiste", "0::/system.slice/nvidia-persistenced.service", "/dev/nvidia0")
 	process(t, proc, 104, "nv-fabricmanage", "0::/system.slice/nvidia-fabricmanager.service", "/dev/nvidia-nvswitchctl")
 	process(t, proc, 105, Self, "0::/x", "/dev/nvidia0")
+	runs(t, proc, 105, "/usr/bin/opsplane-host (deleted)")
+	process(t, proc, 108, "another-name", "0::/x", "/dev/nvidia0") // a thread of it may be called anything
+	runs(t, proc, 108, "/opsplane-host")
+	process(t, proc, 109, Self, "0::/x", "/dev/nvidia0") // that calls itself so
+	runs(t, proc, 109, "/usr/bin/python3.12")
+	process(t, proc, 110, Self, "0::/x", "/dev/nvidia0") // whose file cannot be told
 	process(t, proc, 106, "bash", "0::/user.slice/podium", "/dev/null", "/dev/nvidia10")
 	process(t, proc, 107, "train", "11:memory:/kubepods/poddeadbeefdeadbeefdeadbeefdeadbeef/c\n1:name=systemd:/x")
 	socket := startKubelet(t,
@@ -102,7 +116,7 @@ func TestWhoHoldsADevice(t *testing.T) {
 		t.Fatalf("%v, not looked at: %v", err, s.Unread)
 	}
 	d := &gpu.Device{Device: report.Device{UUID: uuid, Minor: 0, Persistence: true}, Parts: []string{"MIG-1"},
-		Processes: []gpu.Process{{PID: 100}, {PID: 107}}}
+		Processes: []gpu.Process{{PID: 100}, {PID: 107}, {PID: 105}, {PID: 109}}}
 	decode := &report.Pod{Namespace: "inference", Name: "decode-0", UID: podUID}
 	pod := func(name string) *report.Pod {
 		return &report.Pod{Namespace: "inference", Name: name, Container: "main"}
@@ -115,6 +129,7 @@ func TestWhoHoldsADevice(t *testing.T) {
 		{Kind: report.HolderProcess, Name: "python3", PIDs: []int{100, 101}, Count: 2, Pod: decode},
 		{Kind: report.HolderProcess, Name: "train", PIDs: []int{107}, Count: 1, Pod: &report.Pod{UID: "deadbeefdeadbeefdeadbeefdeadbeef"}},
 		{Kind: report.HolderDaemon, Name: "nvidia-persiste", PIDs: []int{103}, Count: 1},
+		{Kind: report.HolderProcess, Name: Self, PIDs: []int{109, 110}, Count: 2},
 	}
 	if diff := cmp.Diff(want, s.Of(d)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -47,8 +47,10 @@ type Scan struct {
 // Proc is a process.
 type Proc struct {
 	PID  int
-	Name string // as the kernel keeps it: 15 bytes
+	Name string // as the kernel keeps it: 15 bytes; any process may call itself so
 	Pod  *report.Pod
+	// Self: it runs this program's file.
+	Self bool
 }
 
 // Allocation is one device that the kubelet gave to a container.
@@ -124,6 +126,7 @@ func (s *Scan) processes(ctx context.Context, proc string, names map[string]repo
 			hidden++
 		}
 		p.Pod = podOf(filepath.Join(dir, "cgroup"), names)
+		p.Self = isSelf(filepath.Join(dir, "exe"))
 		s.All[pid] = p
 		if pid == os.Getpid() {
 			continue
@@ -140,6 +143,15 @@ func (s *Scan) processes(ctx context.Context, proc string, names map[string]repo
 		s.Unread = append(s.Unread, fmt.Sprintf("open files of %d processes (root is needed)", hidden))
 	}
 	return nil
+}
+
+// isSelf tells whether a process runs a file of this program's name. The file itself
+// is not compared: a container has its own, and on a host an upgrade puts another in
+// its place, which the kernel tells after the name.
+// https://man7.org/linux/man-pages/man5/proc_pid_exe.5.html
+func isSelf(exe string) bool {
+	link, err := os.Readlink(exe)
+	return err == nil && filepath.Base(strings.TrimSuffix(link, " (deleted)")) == Self
 }
 
 // switchMinor stands for an NVSwitch among device numbers.

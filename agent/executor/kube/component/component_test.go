@@ -65,7 +65,7 @@ func TestJobNames(t *testing.T) {
 	a := &protocol.Assignment{Operation: id.New(id.Operation, time.Now()), Run: 99, Generation: 9999}
 	seen := map[string]bool{}
 	for _, q := range []request{{verb: answer.Preflight, attempt: 999}, {verb: answer.Upgrade}, {verb: answer.Status}} {
-		u := &upgrader{&cluster.Cluster{Namespace: "opsplane"}, good()}
+		u := &upgrader{Cluster: &cluster.Cluster{Namespace: "opsplane"}, config: good()}
 		j := u.job(a, q)
 		if len(j.Name) > 63 || seen[j.Name] || !strings.Contains(j.Name, "-r99-g9999") {
 			t.Errorf("%s (%d bytes)", j.Name, len(j.Name))

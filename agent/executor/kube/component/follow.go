@@ -170,7 +170,7 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 		denied, away := f.deaf()
 		switch {
 		case denied != nil:
-			return cluster.Broken(denied)
+			return u.believed(t, cluster.Broken(denied))
 		case away != nil:
 			t.Progress(0, 1, "components", "the API server does not answer; the Job goes on by itself")
 			continue
@@ -208,8 +208,8 @@ func (u *upgrader) look(ctx context.Context, op string) (scene, error) {
 
 // unread is the outcome of a step that could not read the API server: it waits,
 // bounded by the operation's deadline, unless a right is missing.
-func unread(err error) executor.Outcome {
-	o := cluster.Broken(err)
+func (u *upgrader) unread(t *executor.Task, err error) executor.Outcome {
+	o := u.believed(t, cluster.Broken(err))
 	if o.Class == operation.OutcomeTransient {
 		o.Class, o.After = operation.OutcomeWaiting, again
 	}

@@ -42,7 +42,7 @@ func setup(t *testing.T, objects ...runtime.Object) *site {
 	t.Helper()
 	s := &site{client: fake.NewClientset(objects...), op: id.New(id.Operation, time.Now())}
 	c := &cluster.Cluster{Client: s.client, Namespace: "ops", Now: time.Now, Log: slog.New(slog.DiscardHandler)}
-	s.upgrader = &upgrader{c, good()}
+	s.upgrader = &upgrader{Cluster: c, config: good()}
 	s.client.PrependReactor("create", "jobs", func(action kubetesting.Action) (bool, runtime.Object, error) {
 		j := action.(kubetesting.CreateAction).GetObject().(*batchv1.Job).DeepCopy()
 		j.UID = types.UID(j.Name)
@@ -224,7 +224,7 @@ func TestUpgradeEndsWithItsOperation(t *testing.T) {
 		{false, 12 * time.Minute, 12 * time.Minute}, {true, 21 * time.Minute, 21 * time.Minute},
 	} {
 		q := request{verb: answer.Upgrade, timeout: 10 * time.Minute, rollback: tt.rollback, left: tt.left}
-		j := (&upgrader{&cluster.Cluster{}, good()}).job(&protocol.Assignment{}, q)
+		j := (&upgrader{Cluster: &cluster.Cluster{}, config: good()}).job(&protocol.Assignment{}, q)
 		if got := time.Duration(*j.Spec.ActiveDeadlineSeconds) * time.Second; got != tt.want {
 			t.Errorf("%+v: %s", tt, got)
 		}
@@ -256,6 +256,41 @@ func TestPodThatVanishedMayLive(t *testing.T) {
 		}
 		if got := len(s.dead()) == 1; got != tt.dead {
 			t.Errorf("%s: dead %v", name, got)
+		}
+	}
+}
+
+// TestCutOffUpgrade is begun again only when nobody can go on with it.
+func TestCutOffUpgrade(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		vanished bool
+		want     operation.StepPhase
+	}{
+		"its pod was seen to end": {false, operation.StepPending},
+		"its pod has vanished":    {true, operation.StepUnknown},
+	} {
+		s := setup(t)
+		s.put(t, s.assignment(1), upgradeOf, answer.Answer{}, "mute")
+		if tt.vanished {
+			name := upgradeOf.name(s.assignment(1))
+			j, err := s.client.BatchV1().Jobs("ops").Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonDeadlineExceeded}}
+			if _, err := s.client.BatchV1().Jobs("ops").Update(t.Context(), j, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.client.CoreV1().Pods("ops").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.reply = func(*batchv1.Job) (answer.Answer, string) {
+			return answer.Answer{Detail: "revision 2 is pending-upgrade", Own: &answer.Release{Revision: 2, Status: "pending-upgrade", Generation: 1}}, ""
+		}
+		if f := s.probe(t.Context(), s.task(2, 1)); f.Phase != tt.want {
+			t.Errorf("%s: %+v", name, f)
 		}
 	}
 }
@@ -292,6 +327,12 @@ func TestRightThatComesBack(t *testing.T) {
 	step := Upgrade(s.Cluster, good()).Steps["upgrade"].Execute
 	if o := step(t.Context(), s.task(1, 1)); o.Class != operation.OutcomeWaiting || o.ErrorCode != "forbidden" {
 		t.Errorf("at first: %+v", o)
+	}
+	// What the upgrade's account lacks is the Job's answer: asking again changes nothing.
+	other := setup(t)
+	other.put(t, other.assignment(1), upgradeOf, answer.Answer{Code: answer.Forbidden}, "")
+	if o := Upgrade(other.Cluster, good()).Steps["upgrade"].Execute(t.Context(), other.task(1, 1)); o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" {
+		t.Errorf("the upgrade's account: %+v", o)
 	}
 	now = now.Add(cluster.DeniedFor)
 	if o := step(t.Context(), s.task(1, 1)); o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" {

@@ -3,6 +3,7 @@ package component
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,6 +42,8 @@ func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding
 		return executor.Unknown("in_progress", "the upgrade's answer is lost, and Helm's history was not read: "+err.Error())
 	}
 	switch own := said.Own; {
+	case own != nil && own.Status == "pending-upgrade" && !slices.Contains(s.dead(), own.Generation):
+		return executor.Unknown("in_progress", fmt.Sprintf("%s; the pod of generation %d, which made it, was not seen to end", said.Detail, own.Generation))
 	case own == nil || own.Status == "pending-upgrade" || own.Status == "pending-rollback":
 		return executor.ToRun("the upgrade was cut off: " + said.Detail)
 	case own.Status == "failed":
@@ -99,7 +102,7 @@ func (u *upgrader) ask(ctx context.Context, t *executor.Task, q request) (answer
 // hear waits for a Job's answer.
 func (u *upgrader) hear(ctx context.Context, t *executor.Task, name string) (answer.Answer, error) {
 	var got answer.Answer
-	o := u.await(ctx, &executor.Task{Assignment: t.Assignment, Step: t.Step, Progress: func(int, int, string, string) {}}, func(s scene) *executor.Outcome {
+	o := u.await(ctx, &executor.Task{Assignment: t.Assignment, Step: t.Step, Progress: func(int, int, string, string) {}, Note: func(string, string) {}}, func(s scene) *executor.Outcome {
 		j := s.named(name)
 		if j == nil || s.active(j) {
 			return nil

@@ -25,7 +25,8 @@ const again = time.Second
 // upgrader carries upgrades out on one cluster.
 type upgrader struct {
 	*cluster.Cluster
-	config Config
+	config  Config
+	denials cluster.Denials // of the agent's own rights
 }
 
 // Upgrade is component.upgrade on Kubernetes. It is only offered if the
@@ -35,13 +36,13 @@ func Upgrade(c *cluster.Cluster, config Config) cluster.Type {
 	if config.Timeout == 0 {
 		config.Timeout = DefaultTimeout
 	}
-	u, denials := &upgrader{c, config}, &cluster.Denials{}
+	u := &upgrader{Cluster: c, config: config}
 	t := cluster.Type{
 		Name: "component.upgrade",
 		Steps: map[string]cluster.Step{
-			"preflight": {Probe: u.toCheck, Execute: denials.Lenient(c.Now, u.preflight)},
-			"upgrade":   {Probe: u.probe, Execute: denials.Lenient(c.Now, u.upgrade)},
-			"verify":    {Probe: u.toCheck, Execute: denials.Lenient(c.Now, u.verify)},
+			"preflight": {Probe: u.toCheck, Execute: u.done(u.preflight)},
+			"upgrade":   {Probe: u.probe, Execute: u.done(u.upgrade)},
+			"verify":    {Probe: u.toCheck, Execute: u.done(u.verify)},
 		},
 		Observe: u.observe,
 		Preview: u.preview,
@@ -50,6 +51,27 @@ func Upgrade(c *cluster.Cluster, config Config) cluster.Type {
 		t.Capabilities = []protocol.Capability{{Name: "component.upgrade", Version: 2}}
 	}
 	return t
+}
+
+// believed lets a right that the agent lacks end a step only once it is believed. What
+// the upgrade's own account lacks is the Job's to tell, and final.
+func (u *upgrader) believed(t *executor.Task, o executor.Outcome) executor.Outcome {
+	o, first := u.denials.Believed(u.Now(), t.Assignment, o)
+	if first {
+		t.Note(o.ErrorCode, o.Detail)
+	}
+	return o
+}
+
+// done wraps a step: once it is done, a right that was missing is there.
+func (u *upgrader) done(f func(ctx context.Context, t *executor.Task) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
+	return func(ctx context.Context, t *executor.Task) executor.Outcome {
+		o := f(ctx, t)
+		if o.Class == operation.OutcomeDone {
+			return u.believed(t, o)
+		}
+		return o
+	}
 }
 
 // toCheck: the step only reads, so it is run again.
@@ -85,7 +107,7 @@ func (u *upgrader) preflight(ctx context.Context, t *executor.Task) executor.Out
 	if bad != nil {
 		return *bad
 	}
-	if o := u.account(ctx, c); o != nil {
+	if o := u.account(ctx, t, c); o != nil {
 		return *o
 	}
 	timeout, o := u.timeout(t, p)
@@ -152,7 +174,7 @@ func (s scene) named(name string) *batchv1.Job {
 
 // account looks whether the service account is there: without it the Job would
 // wait for a pod in vain.
-func (u *upgrader) account(ctx context.Context, c Component) *executor.Outcome {
+func (u *upgrader) account(ctx context.Context, t *executor.Task, c Component) *executor.Outcome {
 	rctx, cancel := u.Read(ctx)
 	defer cancel()
 	name := u.config.account(c)
@@ -164,7 +186,7 @@ func (u *upgrader) account(ctx context.Context, c Component) *executor.Outcome {
 	case apierrors.IsNotFound(err):
 		o = executor.Permanent("account_missing", fmt.Sprintf("namespace %s has no service account %s, under which upgrades run", u.Namespace, name))
 	default:
-		o = unread(err)
+		o = u.unread(t, err)
 	}
 	return &o
 }
@@ -200,7 +222,8 @@ func (u *upgrader) make(ctx context.Context, t *executor.Task, q request) *execu
 		return err
 	})
 	if stop != nil {
-		return stop
+		o := u.believed(t, *stop)
+		return &o
 	}
 	var o executor.Outcome
 	switch reply.Category {

@@ -169,13 +169,13 @@ func (u *upgrader) verify(ctx context.Context, t *executor.Task) executor.Outcom
 	}
 	s, err := u.look(ctx, t.Assignment.Operation)
 	if err != nil {
-		return unread(err)
+		return u.unread(t, err)
 	}
 	said, _ := s.settled(t.Assignment.Operation, t.Assignment.Run)
 	for until := u.Now().Add(settle); ; {
 		list, err := u.parts(ctx, c)
 		if err != nil {
-			return unread(err)
+			return u.unread(t, err)
 		}
 		if !labelled(list) {
 			return u.verifyByHelm(ctx, t, p, c)

@@ -216,7 +216,7 @@ func TestSameAttempt(t *testing.T) {
 // away, so that it does not start when the image comes back.
 func TestImagePull(t *testing.T) {
 	t.Parallel()
-	b := setup(t, benchOptions{})
+	b := setup(t, benchOptions{config: func(c *Config) { c.PullPatience = time.Second }})
 	b.letGo()
 	for _, step := range []string{"preflight", "reset"} {
 		task, _ := b.task(step, "op_pull", 1, 1, `{}`, nil)

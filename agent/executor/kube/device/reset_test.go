@@ -25,7 +25,7 @@ func TestReset(t *testing.T) {
 		ECC: &report.ECC{Uncorrected: 2}}}
 	b := setup(t, benchOptions{device: d, kubelet: true, nodeOpts: []kuberig.NodeOption{kuberig.Cordoned(), kuberig.Taint("maintenance", "x", corev1.TaintEffectNoExecute)}})
 	const op = "op_01hzzzzzzzzzzzzzzzzzzzzz01"
-	a := &protocol.Assignment{Operation: op, TargetUID: testUUID, NodeName: b.node}
+	a := &protocol.Assignment{Operation: op, Run: 1, TargetUID: testUUID, NodeName: b.node}
 	for _, step := range []string{"preflight", "reset", "verify"} {
 		o, tell := b.run(step, op, 1, 1, `{}`)
 		want(t, o, operation.OutcomeDone, "")

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/opsplane/opsplane/agent/executor/host/report"
+	gpus "github.com/opsplane/opsplane/agent/executor/kube/inventory/capacity"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -50,44 +50,9 @@ type capacity struct {
 	product string
 }
 
-// vendors by the resource that their device plugins offer, with the labels in
-// which feature discovery counts and names the GPUs. The count of a resource may
-// be of shares of a GPU (time slicing) or lack those cut up for MIG; the label
-// counts the cards. https://github.com/NVIDIA/gpu-feature-discovery
-var vendors = []struct {
-	resource, count, product, words string
-}{
-	{"nvidia.com/gpu", "nvidia.com/gpu.count", "nvidia.com/gpu.product", "NVIDIA GPU"},
-	{"amd.com/gpu", "", "amd.com/gpu.product-name", "AMD GPU"},
-	{"gpu.intel.com/i915", "", "gpu.intel.com/product", "Intel GPU"},
-	{"gpu.intel.com/xe", "", "gpu.intel.com/product", "Intel GPU"},
-}
-
-// gpusMost bounds what a node may claim to have.
-const gpusMost = 64
-
 func capacityOf(o *corev1.Node) capacity {
-	for _, v := range vendors {
-		n := 0
-		if q, ok := o.Status.Capacity[corev1.ResourceName(v.resource)]; ok {
-			n = quantity(q)
-		}
-		if c, err := strconv.Atoi(o.Labels[v.count]); v.count != "" && err == nil && c > 0 {
-			n = c
-		}
-		if n > 0 {
-			product := o.Labels[v.product]
-			if product == "" {
-				product = v.words
-			}
-			return capacity{count: min(n, gpusMost), product: intern(cut(product, 256))}
-		}
-	}
-	return capacity{}
-}
-
-func quantity(q resource.Quantity) int {
-	return int(max(0, min(q.Value(), gpusMost)))
+	n, product := gpus.Of(o)
+	return capacity{count: n, product: intern(cut(product, 256))}
 }
 
 // refreshDevices brings a node's devices up to what its sources say now. The
@@ -126,7 +91,7 @@ func (m *model) refreshDevices(nodeName string) {
 		}
 	}
 	now := map[string]*gpu{}
-	for i := range found[:min(len(found), gpusMost)] {
+	for i := range found[:min(len(found), gpus.Most)] {
 		conditioned(s, &found[i])
 		now[deviceUID(s, &found[i])] = &found[i]
 	}

@@ -198,9 +198,11 @@ func (e *nodes) probeRestore(ctx context.Context, t *executor.Task) executor.Fin
 	return executor.ToRun("this operation's cordon is on the node")
 }
 
-// restore lifts the cordon if this operation placed it; nobody else's.
-func (e *nodes) restore(ctx context.Context, t *executor.Task) executor.Outcome {
+// restore lifts the cordon if this operation placed it; nobody else's. see gets the
+// node as it was read.
+func (e *nodes) restore(ctx context.Context, t *executor.Task, see func(n *corev1.Node)) executor.Outcome {
 	n, o := e.patch(ctx, t, "uncordon", nil, func(n *corev1.Node) wish {
+		see(n)
 		if !ours(CordonOf(n), t.Assignment.Operation) {
 			return wish{done: "no cordon of this operation is on the node"}
 		}

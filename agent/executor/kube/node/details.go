@@ -39,6 +39,8 @@ type podOutcome struct {
 	// Dangling is a service that still names the pod as an endpoint.
 	Dangling string `json:"dangling_endpoint,omitempty"`
 	Detail   string `json:"detail,omitempty"`
+
+	unseen bool // removed without waiting for its kubelet
 }
 
 type counts struct {
@@ -79,6 +81,8 @@ type details struct {
 	// GPUHours is what the drain has taken out of service so far: the node's GPUs
 	// times the hours from its cordon to its end.
 	GPUHours float64 `json:"gpu_hours"`
+
+	known bool // that these are all pods that were planned
 }
 
 // details sums up what is known: from this lease's memory, from the record on the
@@ -128,6 +132,7 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 			plan[types.UID(uid)] = &planned{uid: types.UID(uid), name: name}
 		}
 	}
+	d.known = plan != nil
 	for uid, p := range plan {
 		d.add(s, p, on[uid], r)
 	}
@@ -170,6 +175,7 @@ func (d *details) add(s *session, p *planned, now *corev1.Pod, r *reading) {
 	o.Evicted, o.Gone, o.Served = moment(p.evicted), moment(p.gone), moment(p.served)
 	// A pod that was told to go past a rule and is still there was not removed.
 	o.Forced = p.forced != "" && now == nil
+	o.unseen = o.Forced && p.stage == withoutGrace
 	over := now != nil && hasFinished(now) || now == nil && p.finished
 	if !over {
 		d.Counts.Planned++

@@ -15,7 +15,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
-	"github.com/opsplane/opsplane/agent/executor/kube/inventory"
+	"github.com/opsplane/opsplane/agent/executor/kube/inventory/capacity"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -56,6 +56,12 @@ func (e *nodes) tellNode(a *protocol.Assignment, end *executor.Ending, n *corev1
 	}
 }
 
+// gpusOf counts the node's GPUs as its labels and capacity tell.
+func gpusOf(n *corev1.Node) int {
+	count, _ := capacity.Of(n)
+	return count
+}
+
 // describe words the node for the plane's inventory.
 func (e *nodes) describe(n *corev1.Node, pods int, version string) protocol.Node {
 	if e.o.Describe != nil {
@@ -65,13 +71,13 @@ func (e *nodes) describe(n *corev1.Node, pods int, version string) protocol.Node
 	return protocol.Node{UID: string(n.UID), Name: n.Name, Revision: rv << 10, Schedulable: !n.Spec.Unschedulable,
 		Ready: slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		}), Cordon: CordonOf(n), Labels: maps.Clone(n.Labels), GPUs: inventory.GPUs(n), Pods: max(pods, 0)}
+		}), Cordon: CordonOf(n), Labels: maps.Clone(n.Labels), GPUs: gpusOf(n), Pods: max(pods, 0)}
 }
 
 // gpus counts the node's GPUs as the inventory does; of a node that it has not seen
 // yet, as the node itself tells.
 func (e *nodes) gpus(n *corev1.Node) int {
-	return cmp.Or(e.describe(n, -1, n.ResourceVersion).GPUs, inventory.GPUs(n))
+	return cmp.Or(e.describe(n, -1, n.ResourceVersion).GPUs, gpusOf(n))
 }
 
 // stepNamed finds a step of the plan; one that is not in it has no id.
@@ -172,6 +178,8 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, c.Gone, c.Planned, countForced(c.Forced))
 	case cameThrough(a):
 		end.Message = cordon + ", it had no pods to evict"
+	case !d.known && stepNamed(a, "preflight").Phase == operation.StepSucceeded:
+		end.Message = cordon + ", and nobody knows any more which evictions were planned"
 	default:
 		end.Message = cordon + ", no eviction was planned"
 	}
@@ -192,7 +200,11 @@ func (e *drainer) lastReading(s *session) *reading {
 // tellPods says what is verified of the planned pods, and which are left behind.
 func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *details) {
 	var kept, stop []string
+	unseen := 0
 	for _, o := range d.Pods {
+		if o.unseen {
+			unseen++
+		}
 		switch o.Outcome {
 		case outcomeStopping:
 			stop = append(stop, fmt.Sprintf("pod %s (%s)", o.Pod, o.Detail))
@@ -208,6 +220,9 @@ func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *deta
 	}
 	if d.Counts.CameAfter > 0 {
 		end.NotVerified = append(end.NotVerified, fmt.Sprintf("an empty node: %d pods that tolerate the cordon came after the plan", d.Counts.CameAfter))
+	}
+	if unseen > 0 {
+		end.NotVerified = append(end.NotVerified, fmt.Sprintf("that the processes of %d pods ended: they were deleted without grace, which waits for no kubelet", unseen))
 	}
 	leavePods(a, end, "evict", "not evicted", kept)
 	leavePods(a, end, "wait", "evicted and still there", stop)

@@ -62,7 +62,7 @@ func (p *pulse) tell() {
 // feel tells since when and why the API server does not answer, asks it with ask if
 // it was silent for too long, and says when to come again. changed is closed when the
 // answer is another one.
-func (p *pulse) feel(ask func(ctx context.Context) error) (since time.Time, err error, again time.Duration, changed <-chan struct{}) {
+func (p *pulse) feel(ask func(ctx context.Context) error) (since time.Time, again time.Duration, changed <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.changed == nil {
@@ -80,7 +80,7 @@ func (p *pulse) feel(ask func(ctx context.Context) error) (since time.Time, err 
 		}
 		again = silentFor
 	}
-	return p.since, p.err, again, p.changed
+	return p.since, again, p.changed, p.err
 }
 
 func (p *pulse) ask(ask func(ctx context.Context) error) {
@@ -135,7 +135,7 @@ func (d *drive) feel(l *look) {
 // where a watch knows it (failed, since), in its words. It is asked by reading a node
 // as it is at hand there.
 func (e *drainer) silence(node string, since time.Time, failed error) (why string, again time.Duration, changed <-chan struct{}) {
-	silent, err, again, changed := e.pulse.feel(func(ctx context.Context) error {
+	silent, again, changed, err := e.pulse.feel(func(ctx context.Context) error {
 		_, err := e.c.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{ResourceVersion: "0"})
 		return err
 	})

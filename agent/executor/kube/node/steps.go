@@ -265,7 +265,14 @@ func (e *drainer) probeGone(ctx context.Context, t *executor.Task) executor.Find
 	return e.probeDrain(ctx, t, func(r tally) bool { return len(r.left) == 0 })
 }
 
-// restore lifts the drain's own cordon.
-func (e *drainer) restore(ctx context.Context, t *executor.Task, _ *session) executor.Outcome {
-	return e.nodes.restore(ctx, t)
+// restore lifts the drain's own cordon. The plan goes with it: it is kept for
+// Observe, of an earlier lease as well.
+func (e *drainer) restore(ctx context.Context, t *executor.Task, s *session) executor.Outcome {
+	return e.nodes.restore(ctx, t, func(n *corev1.Node) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if r := readRecord(n, t.Assignment); r != nil && !r.Cut && s.record == nil {
+			s.record = r
+		}
+	})
 }

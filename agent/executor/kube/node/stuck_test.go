@@ -3,22 +3,18 @@ package node
 import (
 	"context"
 	"errors"
-	"slices"
+	"log/slog"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
-	ktesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -151,6 +147,52 @@ func TestForcedPodThatStays(t *testing.T) {
 	}
 }
 
+// A pod that was deleted without grace is gone from the API server; what becomes of
+// its processes nobody has seen.
+func TestGraceTakenIsNotVerified(t *testing.T) {
+	t.Parallel()
+	var told []protocol.Blocker
+	a := stuckTask(lease("op_1"), &told).Assignment
+	e := newDrainer(&cluster.Cluster{Client: fake.NewClientset(theNode(true)), Now: time.Now}, Options{})
+	for stage, want := range []bool{false, false, true} {
+		s := e.session(a, true)
+		s.plan = map[types.UID]*planned{"uid-a": {uid: "uid-a", name: "ns/a", isGone: true, stage: stage, forced: "deleted"}}
+		var end executor.Ending
+		e.observeDrain(t.Context(), a, &end)
+		if got := strings.Contains(strings.Join(end.NotVerified, "\n"), "that the processes of 1 pods ended"); got != want {
+			t.Errorf("stage %d: not verified %q", stage, end.NotVerified)
+		}
+	}
+}
+
+// The plan outlasts the cordon that it was kept beside, for the lease that lifts it.
+func TestPlanOutlastsRestore(t *testing.T) {
+	t.Parallel()
+	node := theNode(true)
+	node.Annotations = map[string]string{cluster.AnnotationCordon: `{"owner":"opsplane","operation":"op_1"}`,
+		annotationDrain: `{"operation":"op_1","run":1,"planned":"2026-01-01T00:00:00Z","pods":{"uid-a":"ns/a"}}`}
+	client := fake.NewClientset(node, aPod("a", func(p *corev1.Pod) { p.Spec.NodeName = "n" }))
+	e := newDrainer(&cluster.Cluster{Client: client, Log: slog.New(slog.DiscardHandler), Now: time.Now}, Options{})
+	var told []protocol.Blocker
+	task := stuckTask(lease("op_1"), &told)
+	a := task.Assignment
+	a.Steps = []protocol.Step{{PlanStep: operation.PlanStep{Name: "preflight", Required: true}, Phase: operation.StepSucceeded}, {PlanStep: operation.PlanStep{Name: "evict", Required: true}, Phase: operation.StepFailed}}
+	task.Step = protocol.Step{PlanStep: operation.PlanStep{Name: "restore", Cleanup: true}}
+	_ = e.timed(e.restore)(t.Context(), task) // this cluster bounds calls by 0 s: the patch is fenced off
+	if _, err := client.CoreV1().Nodes().Update(t.Context(), theNode(false), metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for who, tc := range map[string]struct {
+		e    *drainer
+		want string
+	}{"the one that lifted it": {e, "0 of 1 planned pods gone"}, "another": {newDrainer(e.c, Options{}), "nobody knows any more which evictions were planned"}} {
+		var end executor.Ending
+		if tc.e.observeDrain(t.Context(), a, &end); !strings.Contains(end.Message, tc.want) {
+			t.Errorf("%s observed %q", who, end.Message)
+		}
+	}
+}
+
 // What a drain does in its force window to a pod that is stopping.
 func TestEscalation(t *testing.T) {
 	t.Parallel()
@@ -214,121 +256,6 @@ func TestNewerMark(t *testing.T) {
 			t.Errorf("attempt %d, fenced %t: %+v", tc.attempt, tc.fenced, o)
 		}
 	}
-}
-
-// An API server that hangs leaves its watches silent: a drain that waits asks it, and
-// blames no kubelet for what nobody could pass on.
-func TestServerThatHangs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		client := fake.NewClientset()
-		var hangs atomic.Bool
-		hangs.Store(true)
-		client.PrependReactor("get", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
-			if !hangs.Load() {
-				return false, nil, nil // 404: an answer
-			}
-			time.Sleep(pulseFor)
-			return true, nil, context.DeadlineExceeded
-		})
-		pod := aPod("slow", ago(9*time.Second))
-		s := &session{node: theNode(true), pods: newFeed(source{}, takePod), plan: map[types.UID]*planned{pod.UID: {uid: pod.UID, name: key(pod)}}}
-		s.pods.seed([]runtime.Object{pod}, "1")
-		begun := time.Now()
-		d := &drive{drainer: newDrainer(&cluster.Cluster{Client: client, Now: time.Now}, Options{}), s: s, gone: true, begun: begun.Add(time.Hour), serving: map[string]*serving{},
-			t: &executor.Task{Assignment: lease("op_1"), Remaining: func() time.Duration { return time.Hour }}}
-		defer time.Sleep(time.Minute) // what it watched lingers
-		defer d.close()
-		var l *look
-		var codes []string
-		for time.Since(begun) < 30*time.Second { // as drive does
-			var stop *executor.Outcome
-			if l, stop = d.look(t.Context()); stop != nil {
-				t.Fatal(stop)
-			}
-			if h := l.first(); h != nil && (len(codes) == 0 || codes[len(codes)-1] != h.code) {
-				codes = append(codes, h.code)
-				if h.code == "api_unavailable" && (time.Since(begun) > 10*time.Second || !strings.Contains(d.message(l), "does not answer since "+begun.Add(silentFor).UTC().Format(time.RFC3339))) {
-					t.Errorf("after %s: %s", time.Since(begun), d.message(l))
-				}
-			}
-			d.rest(t.Context(), l)
-		}
-		if !slices.Equal(codes, []string{"terminating", "stopping", "api_unavailable"}) && !slices.Equal(codes, []string{"terminating", "api_unavailable"}) || l.first().code != "api_unavailable" {
-			t.Errorf("held by %q, at last %+v", codes, l.first())
-		}
-		d.t.Cancelled = nil
-		if d.halted = "interrupted"; d.ended(l).ErrorCode != "api_unavailable" {
-			t.Errorf("at the deadline: %+v", d.ended(l))
-		}
-		hangs.Store(false)
-		time.Sleep(2 * silentFor)
-		synctest.Wait()
-		_, _ = d.look(t.Context())
-		synctest.Wait()
-		if l, _ = d.look(t.Context()); l.away || l.first().code != "stopping" {
-			t.Errorf("it answers again, and the drain is held by %+v", l.first())
-		}
-	})
-}
-
-// A drain that waits for volumes says so as well.
-func TestServerHangsWhileVolumesAreDetached(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		client := fake.NewClientset()
-		client.PrependReactor("get", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
-			time.Sleep(pulseFor)
-			return true, nil, context.DeadlineExceeded
-		})
-		e := newDrainer(&cluster.Cluster{Client: client, Now: time.Now}, Options{})
-		src := attachmentsOf(e.c)
-		src.list = func(context.Context, metav1.ListOptions) ([]runtime.Object, string, error) {
-			return []runtime.Object{&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "v", UID: "v"}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}}}, "1", nil
-		}
-		e.attachments.open = func() *feed[*storagev1.VolumeAttachment] { return newFeed(src, takeAttachment) }
-		defer time.Sleep(2 * linger)
-		var told []protocol.Blocker
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		o := e.awaitDetach(ctx, stuckTask(lease("op_1"), &told), &session{node: theNode(true)}, payload{}, executor.Outcome{Detail: "2 of 2 pods gone"})
-		if o.ErrorCode != "api_unavailable" || len(told) != 2 || told[0].Code != "api_unavailable" || told[1].Code != "volume_attached" {
-			t.Errorf("%+v, told %+v", o, told)
-		}
-	})
-}
-
-// What a watch brings is an answer as well, and a client's own limit is none.
-func TestPulse(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var p pulse
-		p.hear(time.Now())
-		answer := errors.New("client rate limiter Wait returned an error: context deadline exceeded")
-		feel := func(after time.Duration) error {
-			time.Sleep(after)
-			_, _, _, _ = p.feel(func(context.Context) error { return answer })
-			synctest.Wait()
-			_, err, _, _ := p.feel(func(context.Context) error { t.Error("asked at once again"); return nil })
-			return err
-		}
-		if err := feel(silentFor); err != nil {
-			t.Errorf("limited: %v", err)
-		}
-		answer = errors.New("no route to host")
-		if err := feel(silentFor); err == nil {
-			t.Error("nobody said that it is away")
-		}
-		f := newFeed(source{}, takePod)
-		time.Sleep(time.Second)
-		if err := f.apply(watch.Event{Type: watch.Bookmark, Object: versioned("", "7")}); err != nil {
-			t.Fatal(err)
-		}
-		p.hear(f.lastHeard())
-		if _, err, _, _ := p.feel(nil); err != nil {
-			t.Errorf("after a bookmark: %v", err)
-		}
-	})
 }
 
 // Namespaces come and go: what watched the endpoints of one goes when nobody asks.
