@@ -175,7 +175,7 @@ func env(t T, name string) string {
 func id() string {
 	b := make([]byte, 4)
 	_, _ = rand.Read(b) // never fails (crypto/rand)
-	return hex.EncodeToString(b)
+	return "x" + hex.EncodeToString(b)[1:] // never a number, for YAML that nobody quotes
 }
 
 // plane is a process that runs a control plane for this one. It ends when its

@@ -107,7 +107,9 @@ func TestEvictionRefused(t *testing.T) {
 		result <- nil
 	}()
 	j.await(t, "the refusal is named", func() bool { return j.blocked("eviction_refused") && len(j.progress) > 0 })
+	j.mu.Lock()
 	last := j.blockers[len(j.blockers)-1]
+	j.mu.Unlock()
 	if b := last[0]; !strings.HasPrefix(b.Rule, "policy/deny-") || !strings.Contains(b.Detail, "not on a Monday") || !strings.HasPrefix(b.Resource, "pod/"+ns) {
 		t.Errorf("blocker %+v", b)
 	}

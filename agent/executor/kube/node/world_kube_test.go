@@ -153,7 +153,9 @@ func TestVolumeDetach(t *testing.T) {
 		result <- nil
 	}()
 	j.await(t, "the volume is named", func() bool { return j.blocked("volume_attached") })
+	j.mu.Lock()
 	last := j.blockers[len(j.blockers)-1]
+	j.mu.Unlock()
 	if len(last) != 1 || last[0].Resource != "volume/"+ns+"-moving" || last[0].Rule != "attacher/csi.example.com" {
 		t.Errorf("blockers %+v", last)
 	}
