@@ -174,7 +174,7 @@ func env(t T, name string) string {
 
 func id() string {
 	b := make([]byte, 4)
-	_, _ = rand.Read(b) // never fails (crypto/rand)
+	_, _ = rand.Read(b)                    // never fails (crypto/rand)
 	return "x" + hex.EncodeToString(b)[1:] // never a number, for YAML that nobody quotes
 }
 
