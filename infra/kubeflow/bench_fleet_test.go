@@ -26,7 +26,7 @@ import (
 // podsEach is how many pods a node of the benchmarks has.
 const podsEach = 8
 
-// envNodes is how many nodes a wave drains; the figures of the docs are with 500.
+// envNodes is how many nodes a wave drains; the figures of the docs are with 100.
 const envNodes = "OPSPLANE_BENCH_NODES"
 
 // parallel is how many nodes of a wave are drained at once, by everybody.
