@@ -110,18 +110,11 @@ func (e *Executor) restart(ctx context.Context, t *executor.Task) executor.Outco
 			return executor.Waiting(s, "stopped before the restart of "+d.Key())
 		}
 		r, stop := e.effect(ctx, t, DidRestart, "deployment/"+d.UID, d.Key(), func(x *tx) reply {
-			now := x.w.Deployments[d.UID]
-			if now == nil {
-				return refused("deployment_gone", "%s is gone", d.Key())
-			}
 			by := mark(t)
-			if r, is := stale(now.Mark, by); is {
-				return r
+			c, no := x.unchanged(&d.Deployment, by)
+			if no != nil {
+				return *no
 			}
-			if now.Revision != d.Revision {
-				return conflict("%s was changed: resourceVersion %d is not %d", d.Key(), now.Revision, d.Revision)
-			}
-			c := *now
 			r, failed, lost := fault(&c.Faults)
 			if !failed {
 				c.Mark = &by
@@ -146,6 +139,24 @@ func (e *Executor) restart(ctx context.Context, t *executor.Task) executor.Outco
 		}
 	}
 	return executor.Transient("conflict", "the deployment is written to all the time")
+}
+
+// unchanged is a copy of a deployment to patch, or the refusal of a patch that an
+// older generation makes, or that goes by another resourceVersion.
+func (x *tx) unchanged(d *Deployment, by Mark) (c Deployment, no *reply) {
+	now := x.w.Deployments[d.UID]
+	if now == nil {
+		r := refused("deployment_gone", "%s is gone", d.Key())
+		return c, &r
+	}
+	if r, is := stale(now.Mark, by); is {
+		return c, &r
+	}
+	if now.Revision != d.Revision {
+		r := conflict("%s was changed: resourceVersion %d is not %d", d.Key(), now.Revision, d.Revision)
+		return c, &r
+	}
+	return *now, nil
 }
 
 // rolled tells whether the rollout that this operation began is over, or how it

@@ -34,18 +34,11 @@ func (e *Executor) undo(ctx context.Context, t *executor.Task) executor.Outcome 
 			return executor.Done("no rollout of this operation is under way on " + d.Key())
 		}
 		r, stop := e.effect(ctx, t, DidUndo, "deployment/"+d.UID, d.Key(), func(x *tx) reply {
-			now := x.w.Deployments[d.UID]
-			if now == nil {
-				return refused("deployment_gone", "%s is gone", d.Key())
-			}
 			by := mark(t)
-			if r, is := stale(now.Mark, by); is {
-				return r
+			c, no := x.unchanged(&d.Deployment, by)
+			if no != nil {
+				return *no
 			}
-			if now.Revision != d.Revision {
-				return conflict("%s was changed: resourceVersion %d is not %d", d.Key(), now.Revision, d.Revision)
-			}
-			c := *now
 			c.Mark, c.Roll, c.Updated = &by, nil, c.Desired
 			c.Template--
 			x.deployment(c)

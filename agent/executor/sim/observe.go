@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/agent/executor"
-	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -65,58 +64,6 @@ type details struct {
 	forced int
 }
 
-// stepNamed finds a step of the plan; one that is not in it has no id.
-func stepNamed(a *protocol.Assignment, name string) protocol.Step {
-	for _, s := range a.Steps {
-		if s.Name == name {
-			return s
-		}
-	}
-	return protocol.Step{PlanStep: operation.PlanStep{Name: name}}
-}
-
-// unknown tells whether nobody knows what became of a step: what it was to bring
-// about is not claimed as verified then.
-func unknown(t *executor.Task, step string) bool {
-	return stepNamed(t.Assignment, step).Phase == operation.StepUnknown
-}
-
-// cameThrough tells whether every step that success needs succeeded.
-func cameThrough(a *protocol.Assignment) bool {
-	for _, s := range a.Steps {
-		if s.Required && !s.Cleanup && s.Phase != operation.StepSucceeded {
-			return false
-		}
-	}
-	return true
-}
-
-// leave says that something is left behind of what a step was to do, in the
-// plan's own words for the resource. A step that is unknown is listed as that.
-func leave(t *executor.Task, end *executor.Ending, step, detail string) {
-	s := stepNamed(t.Assignment, step)
-	if s.Phase == operation.StepUnknown {
-		return
-	}
-	r := operation.Residual{StepID: s.ID, Step: s.Name, Resource: t.Assignment.TargetID, Detail: detail}
-	if len(s.Resources) > 0 {
-		r.Resource = s.Resources[0]
-	}
-	end.Residual = append(end.Residual, r)
-}
-
-// maxNamed bounds how many pods a residual names.
-const maxNamed = 10
-
-func leavePods(t *executor.Task, end *executor.Ending, step, what string, pods []string) {
-	if n := len(pods); n > maxNamed {
-		pods = append(pods[:maxNamed:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
-	}
-	if len(pods) > 0 {
-		leave(t, end, step, what+": "+strings.Join(pods, "; "))
-	}
-}
-
 // Observe reads the target as it is at the end.
 func (e *Executor) Observe(_ context.Context, a *protocol.Assignment) executor.Ending {
 	t := &executor.Task{Assignment: a}
@@ -164,16 +111,16 @@ func (e *Executor) observeNode(w *World, ix *index, t *executor.Task, end *execu
 	if n.Schedulable {
 		cordon = "node is schedulable"
 	}
-	if !unknown(t, "cordon") && !unknown(t, "uncordon") && !unknown(t, "restore") {
+	if !executor.StepUnknown(t.Assignment, "cordon") && !executor.StepUnknown(t.Assignment, "uncordon") && !executor.StepUnknown(t.Assignment, "restore") {
 		end.Verified = append(end.Verified, cordon)
 	}
 	end.Message = cordon
-	if c := n.Cordon; !n.Schedulable && c != nil && c.Operation == t.Assignment.Operation && !cameThrough(t.Assignment) {
+	if c := n.Cordon; !n.Schedulable && c != nil && c.Operation == t.Assignment.Operation && !executor.CameThrough(t.Assignment) {
 		by := "cordon"
-		if s := stepNamed(t.Assignment, "restore"); s.ID != "" {
+		if s := executor.StepNamed(t.Assignment, "restore"); s.ID != "" {
 			by = s.Name // it was to lift the cordon
 		}
-		leave(t, end, by, fmt.Sprintf("node %s is left cordoned by this operation", n.Name))
+		end.Leave(t.Assignment, by, fmt.Sprintf("node %s is left cordoned by this operation", n.Name))
 	}
 	if t.Assignment.Type != "node.drain" {
 		return
@@ -186,7 +133,7 @@ func (e *Executor) observeNode(w *World, ix *index, t *executor.Task, end *execu
 	switch {
 	case gone.total > 0:
 		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, gone.gone, gone.total, countForced(gone.forced))
-	case cameThrough(t.Assignment):
+	case executor.CameThrough(t.Assignment):
 		end.Message = cordon + ", it had no pods to evict"
 	default:
 		end.Message = cordon + ", no eviction was planned"
@@ -197,7 +144,7 @@ func (e *Executor) observeNode(w *World, ix *index, t *executor.Task, end *execu
 func (e *Executor) plannedPods(w *World, n *Node, t *executor.Task, end *executor.Ending, d *details) (left int) {
 	plan := w.Drains[t.Assignment.Operation]
 	if plan == nil {
-		if t.Assignment.Type == "node.drain" && cameThrough(t.Assignment) {
+		if t.Assignment.Type == "node.drain" && executor.CameThrough(t.Assignment) {
 			end.Verified = append(end.Verified, "0 planned pods gone by UID")
 		}
 		return 0
@@ -232,11 +179,11 @@ func (e *Executor) plannedPods(w *World, n *Node, t *executor.Task, end *executo
 		end.Verified = append(end.Verified, fmt.Sprintf("%d planned pods gone by UID", gone))
 	}
 	if wait == "" {
-		leavePods(t, end, evict, "still on the node", append(kept, stopping...))
+		end.LeavePods(t.Assignment, evict, "still on the node", append(kept, stopping...))
 		return left
 	}
-	leavePods(t, end, evict, "not evicted", kept)
-	leavePods(t, end, wait, "evicted and still there", stopping)
+	end.LeavePods(t.Assignment, evict, "not evicted", kept)
+	end.LeavePods(t.Assignment, wait, "evicted and still there", stopping)
 	return left
 }
 
@@ -252,9 +199,9 @@ func (e *Executor) observeDevice(w *World, ix *index, t *executor.Task, end *exe
 		e.plannedPods(w, n, t, end, d)
 	}
 	switch r := g.resetOf(t.Assignment.Operation, t.Assignment.Run); {
-	case unknown(t, "reset"): // whatever is read now may still change
+	case executor.StepUnknown(t.Assignment, "reset"): // whatever is read now may still change
 	case r != nil && !r.Done:
-		leave(t, end, "reset", fmt.Sprintf("the reset of GPU %s has not ended", g.UID))
+		end.Leave(t.Assignment, "reset", fmt.Sprintf("the reset of GPU %s has not ended", g.UID))
 	default:
 		if r != nil && !g.ProbeUnknown {
 			end.Verified = append(end.Verified, fmt.Sprintf("the host reset the GPU at %s", r.Ends.UTC().Format(time.RFC3339)))
@@ -262,7 +209,7 @@ func (e *Executor) observeDevice(w *World, ix *index, t *executor.Task, end *exe
 		if g.Health == HealthOK {
 			end.Verified = append(end.Verified, "GPU is usable")
 		} else if r != nil {
-			leave(t, end, "verify", strings.TrimSuffix(fmt.Sprintf("GPU %s is %s after the reset: %s", g.UID, g.Health, g.Detail), ": "))
+			end.Leave(t.Assignment, "verify", strings.TrimSuffix(fmt.Sprintf("GPU %s is %s after the reset: %s", g.UID, g.Health, g.Detail), ": "))
 		}
 	}
 	end.NotVerified = []string{"application readiness"}
@@ -282,13 +229,13 @@ func observeDeployment(w *World, ix *index, t *executor.Task, end *executor.Endi
 	}
 	r := reportDeployment(ix, d)
 	end.Observed.Deployments = []protocol.Deployment{r}
-	if d.restarted(t) && !unknown(t, "restart") {
+	if d.restarted(t) && !executor.StepUnknown(t.Assignment, "restart") {
 		end.Verified = append(end.Verified, "the pod template carries this restart")
 		if done, _, why := rolled(&replicas{*d, r.Ready}); !done {
 			if why == "" {
 				why = fmt.Sprintf("%d of %d replicas updated, %d ready", r.Updated, r.Desired, r.Ready)
 			}
-			leave(t, end, "wait", "the rollout is incomplete: "+why)
+			end.Leave(t.Assignment, "wait", "the rollout is incomplete: "+why)
 		}
 	}
 	end.Verified = append(end.Verified, fmt.Sprintf("%d of %d replicas updated", r.Updated, r.Desired), fmt.Sprintf("%d of %d replicas ready", r.Ready, r.Desired))
@@ -306,19 +253,19 @@ func observeComponent(w *World, t *executor.Task, end *executor.Ending) {
 	}
 	end.Observed.Components = []protocol.Component{reportComponent(c)}
 	touched := c.Mark != nil && c.Mark.Operation == t.Assignment.Operation
-	if !unknown(t, "upgrade") {
+	if !executor.StepUnknown(t.Assignment, "upgrade") {
 		end.Verified = []string{fmt.Sprintf("%s reports version %s", c.Name, c.Version)}
 		if c.Healthy {
 			end.Verified = append(end.Verified, c.Name+" is healthy")
 		}
 	}
 	if touched && c.Upgrade != nil {
-		leave(t, end, "upgrade", fmt.Sprintf("the upgrade of %s to %s has not ended", c.Name, c.Upgrade.To))
+		end.Leave(t.Assignment, "upgrade", fmt.Sprintf("the upgrade of %s to %s has not ended", c.Name, c.Upgrade.To))
 	} else if touched && !sameVersion(c.Version, p.Version) {
-		leave(t, end, "upgrade", fmt.Sprintf("%s is %s, not %s", c.Name, c.Version, p.Version))
+		end.Leave(t.Assignment, "upgrade", fmt.Sprintf("%s is %s, not %s", c.Name, c.Version, p.Version))
 	}
 	if touched && !c.Healthy {
-		leave(t, end, "verify", fmt.Sprintf("%s %s is not healthy", c.Name, c.Version))
+		end.Leave(t.Assignment, "verify", fmt.Sprintf("%s %s is not healthy", c.Name, c.Version))
 	}
 	end.NotVerified = []string{"application readiness"}
 	end.Message = fmt.Sprintf("%s is %s", c.Name, c.Version)

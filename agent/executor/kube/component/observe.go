@@ -11,7 +11,6 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/component/answer"
-	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -36,7 +35,7 @@ func (u *upgrader) observe(ctx context.Context, a *protocol.Assignment, end *exe
 			seen.Revision = max(seen.Revision, x.revision)
 		}
 		end.Observed = &protocol.Inventory{Components: []protocol.Component{seen}}
-		if phase(a, "upgrade") != operation.StepUnknown {
+		if !executor.StepUnknown(a, "upgrade") {
 			end.Verified = append(end.Verified, fmt.Sprintf("%s reports version %s", p.Component, version))
 			if len(slow) == 0 {
 				end.Verified = append(end.Verified, p.Component+" is healthy")
@@ -48,7 +47,7 @@ func (u *upgrader) observe(ctx context.Context, a *protocol.Assignment, end *exe
 		return // what Helm said stays unknown
 	}
 	if j := s.busy(answer.Upgrade); j != nil {
-		leave(a, end, "upgrade", fmt.Sprintf("the upgrade of %s to %s has not ended (Job %s)", p.Component, p.Version, j.Name))
+		end.Leave(a, "upgrade", fmt.Sprintf("the upgrade of %s to %s has not ended (Job %s)", p.Component, p.Version, j.Name))
 		return
 	}
 	said, j := s.settled(a.Operation, a.Run)
@@ -62,34 +61,10 @@ func (u *upgrader) observe(ctx context.Context, a *protocol.Assignment, end *exe
 	case said.RolledBack:
 		end.Verified = append(end.Verified, fmt.Sprintf("Helm rolled release %s back to version %s", c.Release, said.From))
 	case said.Own != nil && said.Own.Status == "failed":
-		leave(a, end, "upgrade", fmt.Sprintf("release %s is left at revision %d, which failed", c.Release, said.Own.Revision))
+		end.Leave(a, "upgrade", fmt.Sprintf("release %s is left at revision %d, which failed", c.Release, said.Own.Revision))
 	}
 	if said.Own != nil && len(slow) > 0 {
-		leave(a, end, "verify", fmt.Sprintf("%s is not healthy: %s", p.Component, strings.Join(slow, ", ")))
-	}
-}
-
-func phase(a *protocol.Assignment, step string) operation.StepPhase {
-	for _, s := range a.Steps {
-		if s.Name == step {
-			return s.Phase
-		}
-	}
-	return ""
-}
-
-// leave says that something is left behind of what a step was to do. A step that
-// is unknown is listed as that.
-func leave(a *protocol.Assignment, end *executor.Ending, step, detail string) {
-	for _, s := range a.Steps {
-		if s.Name != step || s.Phase == operation.StepUnknown {
-			continue
-		}
-		r := operation.Residual{StepID: s.ID, Step: s.Name, Resource: a.TargetID, Detail: detail}
-		if len(s.Resources) > 0 {
-			r.Resource = s.Resources[0]
-		}
-		end.Residual = append(end.Residual, r)
+		end.Leave(a, "verify", fmt.Sprintf("%s is not healthy: %s", p.Component, strings.Join(slow, ", ")))
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
-	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -30,7 +29,7 @@ func (r *roller) observe(ctx context.Context, a *protocol.Assignment, end *execu
 	end.Observed = &protocol.Inventory{Deployments: []protocol.Deployment{d.report()}}
 	end.NotVerified = []string{"application readiness"}
 	end.Message = d.String()
-	if d.restarted(by) && phase(a, "restart") != operation.StepUnknown {
+	if d.restarted(by) && !executor.StepUnknown(a, "restart") {
 		switch {
 		case d.record.Undone:
 			end.Verified = append(end.Verified, "the pod template is that of before the restart")
@@ -58,9 +57,9 @@ func (r *roller) leftover(ctx context.Context, a *protocol.Assignment, d *rollou
 		if why == "" {
 			why = d.String()
 		}
-		leave(a, end, "wait", "the rollout is incomplete: "+why)
+		end.Leave(a, "wait", "the rollout is incomplete: "+why)
 	case len(v.old) > d.desired-d.want:
-		leave(a, end, "confirm", fmt.Sprintf("%d old pods have not gone", len(v.old)))
+		end.Leave(a, "confirm", fmt.Sprintf("%d old pods have not gone", len(v.old)))
 	default:
 		end.Verified = append(end.Verified, "the pods of before are gone")
 	}
@@ -80,30 +79,6 @@ func (r *rollout) report() protocol.Deployment {
 		}
 	}
 	return d
-}
-
-func phase(a *protocol.Assignment, step string) operation.StepPhase {
-	for _, s := range a.Steps {
-		if s.Name == step {
-			return s.Phase
-		}
-	}
-	return ""
-}
-
-// leave says that something is left behind of what a step was to do. A step that
-// is unknown is listed as that.
-func leave(a *protocol.Assignment, end *executor.Ending, step, detail string) {
-	for _, s := range a.Steps {
-		if s.Name != step || s.Phase == operation.StepUnknown {
-			continue
-		}
-		r := operation.Residual{StepID: s.ID, Step: s.Name, Resource: a.TargetID, Detail: detail}
-		if len(s.Resources) > 0 {
-			r.Resource = s.Resources[0]
-		}
-		end.Residual = append(end.Residual, r)
-	}
 }
 
 // preview tells what a restart would meet, changing nothing.

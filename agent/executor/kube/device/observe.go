@@ -71,7 +71,7 @@ func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *exec
 	if dev.Detail != "" {
 		end.Message += ": " + dev.Detail
 	}
-	reset, verify := stepNamed(a, "reset"), stepNamed(a, "verify")
+	reset, verify := executor.StepNamed(a, "reset"), executor.StepNamed(a, "verify")
 	if reset.Phase == operation.StepSucceeded {
 		end.Verified = append(end.Verified, fmt.Sprintf("the host's driver reset GPU %s once in this run", d.uuid))
 	}
@@ -82,7 +82,7 @@ func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *exec
 	if known.source == report.SourceRecorded {
 		end.NotVerified = append(end.NotVerified, "a GPU: the host's answers are recorded")
 	}
-	if drain := stepNamed(a, "drain_holders"); len(known.drained) > 0 && reset.Phase != operation.StepSucceeded && reset.Phase != operation.StepUnknown {
+	if drain := executor.StepNamed(a, "drain_holders"); len(known.drained) > 0 && reset.Phase != operation.StepSucceeded && reset.Phase != operation.StepUnknown {
 		end.Residual = append(end.Residual, operation.Residual{StepID: drain.ID, Step: drain.Name, Resource: resourceOf(a, drain),
 			Detail: "pods were evicted and the device was not reset: " + strings.Join(known.drained[:min(len(known.drained), 10)], ", ")})
 	}
@@ -93,16 +93,6 @@ func resourceOf(a *protocol.Assignment, s protocol.Step) string {
 		return s.Resources[0]
 	}
 	return a.TargetID
-}
-
-// stepNamed finds a step of the plan; one that is not in it has no id.
-func stepNamed(a *protocol.Assignment, name string) protocol.Step {
-	for _, s := range a.Steps {
-		if s.Name == name {
-			return s
-		}
-	}
-	return protocol.Step{PlanStep: operation.PlanStep{Name: name}}
 }
 
 // errNoReport: the node's host says nothing of itself.

@@ -55,7 +55,7 @@ func (e *drainer) observeLost(ctx context.Context, a *protocol.Assignment, s *se
 		end.NotVerified = append(end.NotVerified, "which pods of the node are still there: "+err.Error())
 	}
 	pods := asPods(items)
-	if begun := stepNamed(a, "evict").Phase; len(d.Pods) == 0 && code == "node_gone" && begun != "" && begun != operation.StepPending {
+	if begun := executor.StepNamed(a, "evict").Phase; len(d.Pods) == 0 && code == "node_gone" && begun != "" && begun != operation.StepPending {
 		d.adopt(a, pods) // an earlier lease made the plan, and it went with the node
 	}
 	on := make(map[types.UID]*corev1.Pod, len(pods))

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,15 +43,15 @@ func (e *nodes) tellNode(a *protocol.Assignment, end *executor.Ending, n *corev1
 	if !n.Spec.Unschedulable {
 		end.Message = "node is schedulable"
 	}
-	if !unknown(a, "cordon") && !unknown(a, "uncordon") && !unknown(a, "restore") {
+	if !executor.StepUnknown(a, "cordon") && !executor.StepUnknown(a, "uncordon") && !executor.StepUnknown(a, "restore") {
 		end.Verified = append(end.Verified, end.Message)
 	}
-	if ours(CordonOf(n), a.Operation) && !cameThrough(a) {
+	if ours(CordonOf(n), a.Operation) && !executor.CameThrough(a) {
 		by := "cordon"
-		if s := stepNamed(a, "restore"); s.ID != "" {
+		if s := executor.StepNamed(a, "restore"); s.ID != "" {
 			by = s.Name // it was to lift the cordon
 		}
-		leave(a, end, by, fmt.Sprintf("node %s is left cordoned by this operation", n.Name))
+		end.Leave(a, by, fmt.Sprintf("node %s is left cordoned by this operation", n.Name))
 	}
 }
 
@@ -78,58 +77,6 @@ func (e *nodes) describe(n *corev1.Node, pods int, version string) protocol.Node
 // yet, as the node itself tells.
 func (e *nodes) gpus(n *corev1.Node) int {
 	return cmp.Or(e.describe(n, -1, n.ResourceVersion).GPUs, gpusOf(n))
-}
-
-// stepNamed finds a step of the plan; one that is not in it has no id.
-func stepNamed(a *protocol.Assignment, name string) protocol.Step {
-	for _, s := range a.Steps {
-		if s.Name == name {
-			return s
-		}
-	}
-	return protocol.Step{PlanStep: operation.PlanStep{Name: name}}
-}
-
-// unknown tells whether nobody knows what became of a step: what it was to bring
-// about is not claimed as verified then.
-func unknown(a *protocol.Assignment, step string) bool {
-	return stepNamed(a, step).Phase == operation.StepUnknown
-}
-
-// cameThrough tells whether every step that success needs succeeded.
-func cameThrough(a *protocol.Assignment) bool {
-	for _, s := range a.Steps {
-		if s.Required && !s.Cleanup && s.Phase != operation.StepSucceeded {
-			return false
-		}
-	}
-	return true
-}
-
-// leave says that something is left behind of what a step was to do, in the plan's
-// own words for the resource. A step that is unknown is listed as that.
-func leave(a *protocol.Assignment, end *executor.Ending, step, detail string) {
-	s := stepNamed(a, step)
-	if s.Phase == operation.StepUnknown {
-		return
-	}
-	r := operation.Residual{StepID: s.ID, Step: s.Name, Resource: a.TargetID, Detail: detail}
-	if len(s.Resources) > 0 {
-		r.Resource = s.Resources[0]
-	}
-	end.Residual = append(end.Residual, r)
-}
-
-// maxNamed bounds how many pods a residual names.
-const maxNamed = 10
-
-func leavePods(a *protocol.Assignment, end *executor.Ending, step, what string, pods []string) {
-	if n := len(pods); n > maxNamed {
-		pods = append(pods[:maxNamed:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
-	}
-	if len(pods) > 0 {
-		leave(a, end, step, what+": "+strings.Join(pods, "; "))
-	}
 }
 
 // observeDrain describes the node and what became of each planned pod.
@@ -170,15 +117,15 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 	if s != nil {
 		s.slim()
 	}
-	if p, err := readPayload(a); err == nil && p.AwaitVolumeDetach && stepNamed(a, "wait").Phase == operation.StepSucceeded {
+	if p, err := readPayload(a); err == nil && p.AwaitVolumeDetach && executor.StepNamed(a, "wait").Phase == operation.StepSucceeded {
 		end.Verified = append(end.Verified, "the node's volumes are detached")
 	}
 	switch c := d.Counts; {
 	case c.Planned > 0:
 		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, c.Gone, c.Planned, countForced(c.Forced))
-	case cameThrough(a):
+	case executor.CameThrough(a):
 		end.Message = cordon + ", it had no pods to evict"
-	case !d.known && stepNamed(a, "preflight").Phase == operation.StepSucceeded:
+	case !d.known && executor.StepNamed(a, "preflight").Phase == operation.StepSucceeded:
 		end.Message = cordon + ", and nobody knows any more which evictions were planned"
 	default:
 		end.Message = cordon + ", no eviction was planned"
@@ -215,7 +162,7 @@ func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *deta
 			end.NotVerified = append(end.NotVerified, fmt.Sprintf("that service %s sends nothing to pod %s any more", o.Dangling, o.Pod))
 		}
 	}
-	if d.Counts.Planned > 0 || cameThrough(a) {
+	if d.Counts.Planned > 0 || executor.CameThrough(a) {
 		end.Verified = append(end.Verified, fmt.Sprintf("%d planned pods gone by UID", d.Counts.Gone))
 	}
 	if d.Counts.CameAfter > 0 {
@@ -224,8 +171,8 @@ func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *deta
 	if unseen > 0 {
 		end.NotVerified = append(end.NotVerified, fmt.Sprintf("that the processes of %d pods ended: they were deleted without grace, which waits for no kubelet", unseen))
 	}
-	leavePods(a, end, "evict", "not evicted", kept)
-	leavePods(a, end, "wait", "evicted and still there", stop)
+	end.LeavePods(a, "evict", "not evicted", kept)
+	end.LeavePods(a, "wait", "evicted and still there", stop)
 }
 
 // encode writes the result, with as many of the pods as fit into what the plane
