@@ -32,13 +32,22 @@ const envNodes = "OPSPLANE_BENCH_NODES"
 // parallel is how many nodes of a wave are drained at once, by everybody.
 const parallel = 20
 
-func waveNodes(b *testing.B) int {
-	n, err := strconv.Atoi(os.Getenv(envNodes))
-	if err != nil && os.Getenv(envNodes) != "" {
-		b.Fatalf("%s: %v", envNodes, err)
+// envRounds is how often we and the loop drain the fleet, in turns.
+const envRounds = "OPSPLANE_BENCH_ROUNDS"
+
+func waveNodes(b *testing.B) int  { return setting(b, envNodes, 100) }
+func waveRounds(b *testing.B) int { return setting(b, envRounds, 3) }
+
+// setting is a number of the environment, or what it is without one.
+func setting(b *testing.B, name string, without int) int {
+	b.Helper()
+	v := os.Getenv(name)
+	if v == "" {
+		return without
 	}
-	if n == 0 {
-		return 100
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 {
+		b.Fatalf("%s is %q: want a number above 0", name, v)
 	}
 	return n
 }

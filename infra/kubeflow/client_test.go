@@ -71,16 +71,24 @@ func decode[T any](s *site, status int, b []byte) (v T) {
 }
 
 // list reads a list of at most 200; none while the plane is away.
-func list[T any](s *site, path string) []T {
+func list[T any](s *site, path string) (all []T) {
 	s.t.Helper()
-	status, b := s.call(http.MethodGet, path, nil)
-	var page struct{ Items []T }
-	if status == http.StatusOK {
-		if err := json.Unmarshal(b, &page); err != nil {
-			s.t.Fatalf("GET %s: %v in %.400s", path, err, b)
+	for next := path; next != ""; {
+		status, b := s.call(http.MethodGet, next, nil)
+		var page struct {
+			Items      []T
+			NextCursor *string `json:"next_cursor"`
+		}
+		if status == http.StatusOK {
+			if err := json.Unmarshal(b, &page); err != nil {
+				s.t.Fatalf("GET %s: %v in %.400s", next, err, b)
+			}
+		}
+		if all, next = append(all, page.Items...), ""; page.NextCursor != nil {
+			next = path + "&cursor=" + *page.NextCursor
 		}
 	}
-	return page.Items
+	return all
 }
 
 // op is an operation as the API shows it.
