@@ -227,5 +227,16 @@ func Hash(node string) string {
 	return hex.EncodeToString(h[:])[:20]
 }
 
-// Name is the name of the node's ConfigMap.
-func Name(node string) string { return "opsplane-host-" + Hash(node) }
+// Prefix is how the names of the hosts' ConfigMaps begin.
+const Prefix = "opsplane-host-"
+
+// Name is the name of the node's ConfigMap: the node's with Prefix, or without it
+// where that would be longer than an object's name may be. The chart's admission
+// policy works the same out from the node in the writer's token, which leaves no
+// room for a hash.
+func Name(node string) string {
+	if len(Prefix)+len(node) > MaxNameBytes {
+		return node
+	}
+	return Prefix + node
+}

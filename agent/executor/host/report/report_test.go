@@ -233,3 +233,18 @@ func FuzzParseAnswer(f *testing.F) {
 		}
 	})
 }
+
+// The name of a report is the node's own with a prefix, as far as there is room,
+// which is what the chart's admission policy works out.
+func TestName(t *testing.T) {
+	t.Parallel()
+	fits := strings.Repeat("n", MaxNameBytes-len(Prefix))
+	for node, want := range map[string]string{
+		"gpu-1": "opsplane-host-gpu-1", "a.b": "opsplane-host-a.b", fits: "opsplane-host-" + fits, fits + "n": fits + "n",
+		strings.Repeat("n", MaxNameBytes): strings.Repeat("n", MaxNameBytes),
+	} {
+		if got := Name(node); got != want || len(got) > MaxNameBytes {
+			t.Errorf("of a node with %d bytes: %s, want %s", len(node), got, want)
+		}
+	}
+}

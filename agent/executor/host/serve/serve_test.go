@@ -21,7 +21,7 @@ import (
 // writes counts the calls that write.
 func writes(c *fake.Clientset) (n int) {
 	for _, a := range c.Actions() {
-		if v := a.GetVerb(); v == "create" || v == "update" {
+		if v := a.GetVerb(); (v == "create" || v == "update") && a.GetResource().Resource == "configmaps" {
 			n++
 		}
 	}
@@ -136,7 +136,8 @@ func TestForeign(t *testing.T) {
 	t.Parallel()
 	other := report.Host{Node: "gpu-2", Source: report.SourceNVML, Devices: []report.Device{}}
 	c := fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ops", Name: report.Name("gpu-1")}, Data: map[string]string{report.Key: string(other.Data())}})
-	err := write(t.Context(), Options{Client: c, Namespace: "ops", Node: "gpu-1"}, report.Host{Node: "gpu-1"})
+	k := &keeper{Options: Options{Client: c, Namespace: "ops", Node: "gpu-1", Log: slog.New(slog.DiscardHandler), Now: time.Now}}
+	err := k.write(t.Context(), report.Host{Node: "gpu-1"})
 	if err == nil || writes(c) != 0 {
 		t.Errorf("%v, %d writes", err, writes(c))
 	}
