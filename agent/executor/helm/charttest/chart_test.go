@@ -130,6 +130,8 @@ func TestBadValuesAreRefused(t *testing.T) {
 		{"tolerations: [{operator: Exists}]", "node.kubernetes.io/unschedulable"},
 		{"tolerations: [{key: node.kubernetes.io/unschedulable, operator: Exists, effect: NoSchedule}]", "node.kubernetes.io/unschedulable"},
 		{"resources: {limit: {memory: 1Gi}}", "limit"},
+		{"inventory: {componentNamespaces: {gpu-operator: []}}", "/inventory/componentNamespaces/gpu-operator"},
+		{"inventory: {componentNamespaces: {gpu-operator: [Not_One]}}", "/inventory/componentNamespaces/gpu-operator"},
 	} {
 		t.Run(tc.values, func(t *testing.T) {
 			t.Parallel()
@@ -504,18 +506,15 @@ func TestNames(t *testing.T) {
 	each(t, func(t *testing.T, vals map[string]any) {
 		o, _ := render(t, vals)
 		for key, u := range o {
-			if len(u.GetName()) > 63 && u.GetKind() != "ClusterRole" && u.GetKind() != "ClusterRoleBinding" {
+			wide := slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}, u.GetKind())
+			if len(u.GetName()) > 63 && !wide {
 				t.Errorf("%s has %d bytes", key, len(u.GetName()))
 			}
 			if u.GetLabels()["app.kubernetes.io/instance"] != name {
 				t.Errorf("%s does not say whose it is", key)
 			}
-			switch u.GetKind() {
-			case "ClusterRole", "ClusterRoleBinding":
-			default:
-				if u.GetNamespace() != namespace {
-					t.Errorf("%s is in namespace %q", key, u.GetNamespace())
-				}
+			if !wide && u.GetNamespace() != namespace {
+				t.Errorf("%s is in namespace %q", key, u.GetNamespace())
 			}
 		}
 	})

@@ -32,6 +32,43 @@ type installed struct {
 	ns     string
 }
 
+// newInstalled is ready to install the chart in a namespace of its own.
+func newInstalled(t *testing.T, r *kuberig.Rig) *installed {
+	t.Helper()
+	i := &installed{t: t, client: r.Client(kuberig.Admin), cfg: action.NewConfiguration(), ns: r.Namespace()}
+	settings := cli.New()
+	settings.KubeConfig = r.Kubeconfig(kuberig.Admin)
+	settings.SetNamespace(i.ns)
+	if err := i.cfg.Init(settings.RESTClientGetter(), i.ns, "secret"); err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+// install installs the chart and waits until it is ready.
+func (i *installed) install(vals map[string]any) {
+	i.t.Helper()
+	chart, err := loader.Load(chartPath)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	in := action.NewInstall(i.cfg)
+	in.ReleaseName, in.Namespace, in.WaitStrategy, in.Timeout = name, i.ns, kube.StatusWatcherStrategy, 2*time.Minute
+	if _, err := in.Run(chart, vals); err != nil {
+		i.t.Fatal(err)
+	}
+}
+
+// uninstall takes the release away, and waits until it is.
+func (i *installed) uninstall() {
+	i.t.Helper()
+	un := action.NewUninstall(i.cfg)
+	un.WaitStrategy, un.Timeout = kube.StatusWatcherStrategy, time.Minute
+	if _, err := un.Run(name); err != nil {
+		i.t.Fatal(err)
+	}
+}
+
 // may asks whether the agent's account has a right; namespace "" is the whole
 // cluster.
 func (i *installed) may(verb, group, resource, namespace string) bool {
@@ -56,13 +93,7 @@ func TestInstall(t *testing.T) {
 	r := kuberig.Shared(t)
 	nodes := map[string]bool{r.Node("gpu").Name: true, r.Node("gpu").Name: true}
 	rig := r.NodeNow(firstOf(nodes)).Labels[kuberig.LabelRig]
-	i := &installed{t: t, client: r.Client(kuberig.Admin), cfg: action.NewConfiguration(), ns: r.Namespace()}
-	settings := cli.New()
-	settings.KubeConfig = r.Kubeconfig(kuberig.Admin)
-	settings.SetNamespace(i.ns)
-	if err := i.cfg.Init(settings.RESTClientGetter(), i.ns, "secret"); err != nil {
-		t.Fatal(err)
-	}
+	i := newInstalled(t, r)
 	chart, err := loader.Load(chartPath)
 	if err != nil {
 		t.Fatal(err)
@@ -70,11 +101,7 @@ func TestInstall(t *testing.T) {
 	vals := func(more string) map[string]any {
 		return with(t, "token: {existingSecret: '', value: opt_test}\ngpuNodes: {affinity: required, matchExpressions: [{key: "+kuberig.LabelRig+", operator: In, values: ["+rig+"]}]}\n"+more)
 	}
-	in := action.NewInstall(i.cfg)
-	in.ReleaseName, in.Namespace, in.WaitStrategy, in.Timeout = name, i.ns, kube.StatusWatcherStrategy, 2*time.Minute
-	if _, err := in.Run(chart, vals("")); err != nil {
-		t.Fatal(err)
-	}
+	i.install(vals(""))
 	pods, err := i.client.CoreV1().Pods(i.ns).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -126,11 +153,7 @@ func TestInstall(t *testing.T) {
 	if !i.may("create", "batch", "jobs", i.ns) || i.may("create", "batch", "jobs", "default") {
 		t.Error("with device resets it makes Jobs in its own namespace, and there alone")
 	}
-	un := action.NewUninstall(i.cfg)
-	un.WaitStrategy, un.Timeout = kube.StatusWatcherStrategy, time.Minute
-	if _, err := un.Run(name); err != nil {
-		t.Fatal(err)
-	}
+	i.uninstall()
 	if _, err := i.client.RbacV1().ClusterRoles().Get(t.Context(), "opsplane:"+i.ns+":"+fullname, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the role is left: %v", err)
 	}

@@ -61,6 +61,12 @@ func merge(into, from map[string]any) {
 // install renders the chart as `helm install --dry-run=client` does.
 func install(t *testing.T, vals map[string]any) (*release.Release, error) {
 	t.Helper()
+	return installOn(t, "v1.33.0", vals)
+}
+
+// installOn renders it for a version of Kubernetes.
+func installOn(t *testing.T, kubernetes string, vals map[string]any) (*release.Release, error) {
+	t.Helper()
 	chart, err := loader.Load(chartPath)
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +74,7 @@ func install(t *testing.T, vals map[string]any) (*release.Release, error) {
 	i := action.NewInstall(action.NewConfiguration())
 	i.DryRunStrategy = action.DryRunClient
 	i.ReleaseName, i.Namespace = name, namespace
-	version, err := common.ParseKubeVersion("v1.33.0")
+	version, err := common.ParseKubeVersion(kubernetes)
 	if err != nil {
 		t.Fatal(err)
 	}
