@@ -5,7 +5,7 @@ import (
 	"sync"
 
 	"github.com/opsplane/opsplane/shared/ledger"
-	"github.com/opsplane/opsplane/shared/react"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // lanes are those of receivers that are due: the sweep adds them, and each is
@@ -47,7 +47,7 @@ func (e *Engine) deliver(ctx context.Context, key ledger.Key) {
 // notify makes messages of the streams that the records are about. One that cannot
 // be told holds up neither the others nor the feed: notifyLoop tries it again.
 func (e *Engine) notify(ctx context.Context, changes []ledger.Change) error {
-	streams, _ := react.Wakes(changes)
+	streams, _ := record.Wakes(changes)
 	failed, err := e.Receivers.Each(ctx, streams)
 	e.untold.add(failed...)
 	if err != nil && ctx.Err() == nil {

@@ -327,7 +327,7 @@ func TestDeletedCluster(t *testing.T) {
 	if err := b.db.Commit(t.Context(), w); err != nil {
 		t.Fatal(err)
 	}
-	if streams, all := Wakes([]ledger.Change{{Key: w.Item.Key, Version: 1}}); all || !cmp.Equal(streams, []string{stream}) || !w.Feed {
+	if streams, all := record.Wakes([]ledger.Change{{Key: w.Item.Key, Version: 1}}); all || !cmp.Equal(streams, []string{stream}) || !w.Feed {
 		t.Errorf("the feed's record wakes %v", streams)
 	}
 	if failed, err := b.reactor.All(t.Context()); err != nil || len(failed) > 0 {

@@ -4,35 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
-// Wakes tells which streams the feed's records are about, those of clusters that
-// were deleted too, each once, and whether they tell of changed rules, for which all are to be followed.
-func Wakes(changes []ledger.Change) (streams []string, all bool) {
-	for _, c := range changes {
-		if c.Key == record.RulesKey {
-			all = true
-		}
-		s := record.StreamOf(c.Key)
-		if s == "" && !c.Deleted {
-			s = record.FormerOf(c.Key)
-		}
-		if s != "" && !slices.Contains(streams, s) {
-			streams = append(streams, s)
-		}
-	}
-	return streams, all
-}
-
 // Take follows the streams that the records are about. One that fails leaves the
 // others alone; it returns those that failed, with the first errors.
 func (r *Reactor) Take(ctx context.Context, changes []ledger.Change) (failed []string, err error) {
-	streams, all := Wakes(changes)
+	streams, all := record.Wakes(changes)
 	if all {
 		return r.All(ctx)
 	}

@@ -3,6 +3,7 @@ package record
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,26 @@ func FormerOf(k ledger.Key) string {
 		return ""
 	}
 	return cluster
+}
+
+// Wakes tells which event streams the feed's records are about, those of clusters
+// that were deleted too, each once, and whether they tell of changed rules, for which
+// all are to be followed. Whoever reads the feed for the reactor has it from here: on
+// AWS, the filter of react's mapping lets the same records through (template.yaml).
+func Wakes(changes []ledger.Change) (streams []string, all bool) {
+	for _, c := range changes {
+		if c.Key == RulesKey {
+			all = true
+		}
+		s := StreamOf(c.Key)
+		if s == "" && !c.Deleted {
+			s = FormerOf(c.Key)
+		}
+		if s != "" && !slices.Contains(streams, s) {
+			streams = append(streams, s)
+		}
+	}
+	return streams, all
 }
 
 type former struct {

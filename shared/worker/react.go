@@ -23,8 +23,8 @@ import (
 // the table most of the time, and one stream's pass waits for no other's.
 const judgeAtOnce = 8
 
-// React deals with the table's stream as Relay does, of which it takes the heads
-// of event streams and the mark of the rules. It knows the reactor by what it
+// React deals with the table's stream as Relay does, of which it takes the heads of
+// event streams, the mark of the rules and the ends of clusters (record.Wakes). It knows the reactor by what it
 // calls alone: whoever judges nothing links none.
 type React struct {
 	Store *record.Store
@@ -66,13 +66,8 @@ func (h *React) Handle(ctx context.Context, e StreamEvent) (events.DynamoDBEvent
 	ctx, cancel := within(ctx)
 	defer cancel()
 	b := reader{h.Store, h.Decode, h.Logger}.read(ctx, e.Records)
-	var streams []string
-	for _, c := range b.changes {
-		if s := record.StreamOf(c.Key); s != "" && !slices.Contains(streams, s) {
-			streams = append(streams, s)
-		}
-	}
-	if _, changed := b.at[record.RulesKey]; changed {
+	streams, changed := record.Wakes(b.changes)
+	if changed {
 		every, err := event.Streams(ctx, h.Store)
 		if err != nil { // those of the batch are judged all the same
 			h.Logger.WarnContext(ctx, "streams cannot be listed for changed rules", "err", err)
@@ -88,21 +83,29 @@ func (h *React) Handle(ctx context.Context, e StreamEvent) (events.DynamoDBEvent
 	stuck := 0
 	for _, s := range streams {
 		err := failed[s]
-		switch key := record.StreamHeadKey(s); {
+		switch {
 		case err == nil:
 		case !passing(ctx, err):
 			stuck++
 			h.Logger.ErrorContext(ctx, "a stream cannot be judged and is passed over", "stream", s, "err", err)
 		default:
 			h.Logger.WarnContext(ctx, "a stream could not be judged and comes again", "stream", s, "err", err)
-			if _, ok := b.at[key]; !ok { // it is judged for the rules' sake
-				key = record.RulesKey
-			}
-			b.repeat([]ledger.Change{{Key: key}})
+			b.repeat([]ledger.Change{{Key: b.whyJudged(s)}})
 		}
 	}
 	h.measure(ctx, stuck)
 	return b.answer(e.Records)
+}
+
+// whyJudged is the key of the record for whose sake a stream is judged: its own
+// events', that of its cluster's end, or the rules'.
+func (b *batch) whyJudged(stream string) ledger.Key {
+	for _, key := range []ledger.Key{record.StreamHeadKey(stream), record.FormerKey(stream)} {
+		if _, ok := b.at[key]; ok {
+			return key
+		}
+	}
+	return record.RulesKey
 }
 
 // passing tells whether a stream that failed may well be judged in a moment.

@@ -78,7 +78,7 @@ func (p *plane) heads() (out []json.RawMessage) {
 		}
 		p.no(json.Unmarshal(r, &v))
 		k := ledger.Key{PK: v.Dynamodb.Keys.PK.S, SK: v.Dynamodb.Keys.SK.S}
-		if record.StreamOf(k) != "" || k == record.RulesKey {
+		if streams, all := record.Wakes([]ledger.Change{{Key: k}}); all || len(streams) > 0 {
 			out = append(out, r)
 		}
 	}
@@ -174,6 +174,39 @@ func TestReactOnRules(t *testing.T) {
 	p.no(err)
 	if got := p.failures(out); !slices.Equal(got, []string{sequence(batch[0])}) {
 		t.Errorf("out of time it comes again from %v", got)
+	}
+}
+
+// TestReactOnDeletedCluster: the alerts of a cluster end when the record of its end
+// comes, which comes again where its stream could not be judged.
+func TestReactOnDeletedCluster(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	ctx := t.Context()
+	p.rule("hot", alert.Rule{})
+	p.happens(p.cluster, "hot", "n0")
+	h := p.reactFunction(p.reacting())
+	if out, err := invoke(ctx, h.Handle, worker.StreamEvent{Records: p.heads()}); err != nil || out != none {
+		t.Fatalf("answer %s, %v", out, err)
+	}
+	p.heads() // the alert's own
+	p.no(p.db.Commit(ctx, record.FormerWrite(p.cluster, p.now())))
+	batch := p.heads()
+	if len(batch) != 1 {
+		t.Fatalf("%d records tell of its end", len(batch))
+	}
+	p.tap.commit = func(int, []ledger.Write) error { return errThrottled }
+	out, err := invoke(ctx, h.Handle, worker.StreamEvent{Records: batch})
+	p.no(err)
+	if got := p.failures(out); !slices.Equal(got, []string{sequence(batch[0])}) {
+		t.Fatalf("comes again from %v", got)
+	}
+	p.tap.reset()
+	if out, err = invoke(ctx, h.Handle, worker.StreamEvent{Records: batch}); err != nil || out != none {
+		t.Fatalf("answer %s, %v", out, err)
+	}
+	if d := cmp.Diff([]string{"firing hot n0", "resolved hot n0"}, p.alarmed(p.cluster)); d != "" {
+		t.Error(d)
 	}
 }
 

@@ -43,15 +43,16 @@ func (d *Deployment) relay() func(context.Context) {
 	return d.stream(d.Operations, h.Handle, func(c ledger.Change) bool { return !c.Deleted })
 }
 
-// react is the function react; it takes the heads of streams and the mark of the
-// rules.
+// react is the function react; it takes the heads of streams, the mark of the rules
+// and the ends of clusters.
 func (d *Deployment) react() func(context.Context) {
 	p := d.function("react", d.Alerts)
 	r := &react.Reactor{Store: p.Store, Logger: p.Log}
 	n := &notify.Service{Store: p.Store, Logger: p.Log}
 	h := &worker.React{Store: p.Store, Follow: worker.Telling(r.Follow, n.Follow), Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}
 	return d.stream(d.Alerts, h.Handle, func(c ledger.Change) bool {
-		return !c.Deleted && (record.StreamOf(c.Key) != "" || c.Key == record.RulesKey)
+		streams, all := record.Wakes([]ledger.Change{c})
+		return !c.Deleted && (all || len(streams) > 0)
 	})
 }
 

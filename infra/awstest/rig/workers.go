@@ -21,6 +21,7 @@ import (
 	"github.com/opsplane/opsplane/shared/queue"
 	"github.com/opsplane/opsplane/shared/queue/sqs"
 	"github.com/opsplane/opsplane/shared/react"
+	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/relay"
 	"github.com/opsplane/opsplane/shared/sweep"
 )
@@ -83,7 +84,7 @@ func (s Stack) Workers(ctx context.Context) (wait func(), err error) {
 				_, derr := ring.DispatchFeed(ctx, changes)
 				_, perr := ring.PublishFeed(ctx, changes)
 				_, jerr := judge.Take(ctx, changes)
-				streams, _ := react.Wakes(changes)
+				streams, _ := record.Wakes(changes)
 				_, terr := tell.Each(ctx, streams)
 				err = errors.Join(derr, perr, ring.BusFeed(ctx, changes), jerr, terr)
 			}

@@ -276,9 +276,11 @@ func TestStreamReaders(t *testing.T) {
 		}
 		return map[string]any{"Pattern": `{"dynamodb":{"Keys":{` + keys + `},"NewImage":{"f":{"N":["1"]}}}}`}
 	}
+	former := record.FormerKey("")
+	ended := map[string]any{"Pattern": fmt.Sprintf(`{"dynamodb":{"Keys":{"pk":{"S":[%q]},"sk":{"S":[{"prefix":%q}]}},"NewImage":{"f":{"N":["1"]}}}}`, former.PK, former.SK)}
 	readers := map[string][]any{
 		"RelayFunction": {map[string]any{"Pattern": `{"dynamodb":{"NewImage":{"f":{"N":["1"]}}}}`}, "StreamDeadQueue.Arn"},
-		"ReactFunction": {pattern(ledger.Key{SK: record.StreamHeadKey("").SK}), pattern(record.RulesKey), "ReactDeadQueue.Arn"},
+		"ReactFunction": {pattern(ledger.Key{SK: record.StreamHeadKey("").SK}), pattern(record.RulesKey), ended, "ReactDeadQueue.Arn"},
 	}
 	for logical := range rig.Functions {
 		sources, _ := tpl.Resources[logical].Properties["Events"].(map[string]any)
