@@ -34,6 +34,20 @@ func CameThrough(a *protocol.Assignment) bool {
 	return true
 }
 
+// NoneEvicted words why an operation that was to evict pods evicted none: there
+// were none, or it did not come that far.
+func NoneEvicted(a *protocol.Assignment) string {
+	if CameThrough(a) || StepNamed(a, "evict").Phase == operation.StepSucceeded {
+		return "it had no pods to evict"
+	}
+	for _, s := range a.Steps {
+		if s.Required && !s.Cleanup && s.Phase != operation.StepSucceeded {
+			return "no pod was evicted: it did not get past its step " + s.Name
+		}
+	}
+	return "no pod was evicted"
+}
+
 // Leave says that something is left behind of what a step was to do, in the
 // plan's own words for the resource. A step that is unknown is listed as that.
 func (end *Ending) Leave(a *protocol.Assignment, step, detail string) {

@@ -130,13 +130,10 @@ func (e *Executor) observeNode(w *World, ix *index, t *executor.Task, end *execu
 		end.Verified = append(end.Verified, "the cordon is not this operation's: "+describe(c))
 	}
 	gone := planned{total: len(d.Pods), gone: len(d.Pods) - left, forced: d.forced}
-	switch {
-	case gone.total > 0:
+	if gone.total > 0 {
 		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, gone.gone, gone.total, countForced(gone.forced))
-	case executor.CameThrough(t.Assignment):
-		end.Message = cordon + ", it had no pods to evict"
-	default:
-		end.Message = cordon + ", no eviction was planned"
+	} else {
+		end.Message = cordon + ", " + executor.NoneEvicted(t.Assignment)
 	}
 }
 

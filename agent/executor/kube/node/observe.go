@@ -123,12 +123,10 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 	switch c := d.Counts; {
 	case c.Planned > 0:
 		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, c.Gone, c.Planned, countForced(c.Forced))
-	case executor.CameThrough(a):
-		end.Message = cordon + ", it had no pods to evict"
-	case !d.known && executor.StepNamed(a, "preflight").Phase == operation.StepSucceeded:
+	case !executor.CameThrough(a) && !d.known && executor.StepNamed(a, "preflight").Phase == operation.StepSucceeded:
 		end.Message = cordon + ", and nobody knows any more which evictions were planned"
 	default:
-		end.Message = cordon + ", no eviction was planned"
+		end.Message = cordon + ", " + executor.NoneEvicted(a)
 	}
 }
 
