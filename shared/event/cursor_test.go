@@ -53,6 +53,7 @@ func TestCursorOfAnotherQuery(t *testing.T) {
 		{Cluster: "clu_a"}, {Cluster: "clu_b"}, {}, {Streams: []string{"clu_a", "clu_b"}},
 		{Cluster: "clu_a", Types: []string{"node.*"}}, {Cluster: "clu_a", Types: []string{"node.ready"}},
 		{Cluster: "clu_a", Subject: "node:a"}, {Cluster: "clu_a", Since: t0}, {Cluster: "clu_a", Until: t0}, {Types: []string{"node.*"}},
+		{Cluster: "clu_a", Severities: []string{Info}}, {Cluster: "clu_a", Severities: []string{Info, Error}}, {Severities: []string{Info}},
 	}
 	cursors := make([]string, len(queries))
 	for i, q := range queries {

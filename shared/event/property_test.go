@@ -94,7 +94,9 @@ func readersSeeEachEventOnce(t *testing.T, db ledger.Ledger, rounds int64) {
 				b := batch{stream: rapid.SampledFrom(streams).Draw(rt, "stream")}
 				for range rapid.SampledFrom([]int{1, 1, 2, 7, 30, 210}).Draw(rt, "size") {
 					serial++
-					b.events = append(b.events, fact(types[serial%len(types)], fmt.Sprintf("n%d", serial%3), serial))
+					e := fact(types[serial%len(types)], fmt.Sprintf("n%d", serial%3), serial)
+					e.Severity = Severities[serial%len(Severities)]
+					b.events = append(b.events, e)
 				}
 				writers[w] = append(writers[w], b)
 			}
@@ -114,6 +116,7 @@ func readersSeeEachEventOnce(t *testing.T, db ledger.Ledger, rounds int64) {
 				q.Streams = streams
 			}
 			q.Types = rapid.SampledFrom([][]string{nil, {"node.*"}, {"x.y"}, {"device.", "node.left"}}).Draw(rt, "types")
+			q.Severities = rapid.SampledFrom([][]string{nil, nil, {Error, Critical}, {Info}}).Draw(rt, "severities")
 			q.Subject = rapid.SampledFrom([]string{"", "", "node:n1"}).Draw(rt, "subject")
 			if rapid.Bool().Draw(rt, "since") {
 				q.Since = t0.Add(time.Duration(rapid.IntRange(0, serial+1).Draw(rt, "from")) * time.Second)

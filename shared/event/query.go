@@ -34,6 +34,8 @@ type Query struct {
 	// Types are exact ("node.left") or, ending in a dot or ".*", everything
 	// below ("operation.*"). Empty: all.
 	Types []string
+	// Severities are those asked for. Empty: all.
+	Severities []string
 	// Subject is the subject's id, "kind:name", or an operation's id. Empty: all.
 	Subject string
 	// Since and Until bound when it happened (Event.Happened): Since is
@@ -76,6 +78,14 @@ func (q Query) normalize() (Query, error) {
 	}
 	slices.Sort(q.Types)
 	q.Types = slices.Compact(q.Types)
+	q.Severities = slices.Clone(q.Severities)
+	slices.Sort(q.Severities)
+	q.Severities = slices.Compact(q.Severities)
+	for _, s := range q.Severities {
+		if !slices.Contains(Severities, s) {
+			return bad("severity %.32q: it is one of %s", s, strings.Join(Severities, ", "))
+		}
+	}
 	if q.Cluster != "" {
 		if q.Streams != nil && !slices.Contains(q.Streams, q.Cluster) {
 			return bad("cluster %.64q is not among the streams", q.Cluster)
@@ -128,12 +138,18 @@ func (q *Query) mark() string {
 	part("streams", q.Streams...)
 	part("types", q.Types...)
 	part("rest", q.Subject, stamp(q.Since), stamp(q.Until))
+	if len(q.Severities) > 0 { // without, the cursors of versions that did not ask for them go on
+		part("severities", q.Severities...)
+	}
 	return base64.RawURLEncoding.EncodeToString(h.Sum(nil)[:12])
 }
 
 // matches tells whether the event is asked for.
 func (q *Query) matches(e *Event) bool {
 	if len(q.Types) > 0 && !among(q.Types, e.Type) {
+		return false
+	}
+	if len(q.Severities) > 0 && !slices.Contains(q.Severities, e.Severity) {
 		return false
 	}
 	if q.Subject != "" && !q.about(e) {
@@ -157,5 +173,5 @@ func (q *Query) about(e *Event) bool {
 
 // open tells whether every event matches.
 func (q *Query) open() bool {
-	return len(q.Types) == 0 && q.Subject == "" && q.Since.IsZero() && q.Until.IsZero()
+	return len(q.Types) == 0 && len(q.Severities) == 0 && q.Subject == "" && q.Since.IsZero() && q.Until.IsZero()
 }

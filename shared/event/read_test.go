@@ -15,8 +15,10 @@ func TestReadFilters(t *testing.T) {
 	t.Parallel()
 	db := openDB(t)
 	op := fact("operation.failed", "a", 3)
-	op.OperationID = id1
-	put(t, db, "clu_a", 2, fact("node.ready", "a", 0), fact("node.left", "b", 1), fact("device.degraded", "a", 2), op, fact("nodes.x", "a", 4))
+	op.OperationID, op.Severity = id1, Error
+	left, degraded := fact("node.left", "b", 1), fact("device.degraded", "a", 2)
+	left.Severity, degraded.Severity = Warning, Critical
+	put(t, db, "clu_a", 2, fact("node.ready", "a", 0), left, degraded, op, fact("nodes.x", "a", 4))
 	put(t, db, PlaneStream, 2, fact("manual.change", "a", 1))
 	r := &Reader{Ledger: db, Streams: list("clu_a")}
 	at := func(n int) time.Time { return t0.Add(time.Duration(n) * time.Second) }
@@ -30,6 +32,9 @@ func TestReadFilters(t *testing.T) {
 		{"type", Query{Types: []string{"node.left"}}, []string{"clu_a/2"}},
 		{"family", Query{Types: []string{"node.*"}}, []string{"clu_a/1", "clu_a/2"}},
 		{"family by dot", Query{Types: []string{"node.", "manual.change"}}, []string{"clu_a/1", "clu_a/2", "plane/1"}},
+		{"severity", Query{Severities: []string{"warning"}}, []string{"clu_a/2"}},
+		{"severities", Query{Severities: []string{"error", "critical", "error"}}, []string{"clu_a/3", "clu_a/4"}},
+		{"severity and type", Query{Severities: []string{"error", "info"}, Types: []string{"node.*", "operation.*"}}, []string{"clu_a/1", "clu_a/4"}},
 		{"subject by name", Query{Subject: "node:b"}, []string{"clu_a/2"}},
 		{"subject by id", Query{Subject: fact("x.y", "b", 0).Subject.ID}, []string{"clu_a/2"}},
 		{"operation", Query{Subject: id1}, []string{"clu_a/4"}},
@@ -61,7 +66,7 @@ func TestReadInvalidQuery(t *testing.T) {
 	for _, q := range []Query{
 		{Limit: -1}, {Limit: 201}, {Wait: -1}, {Wait: MaxWait + 1}, {Types: []string{""}}, {Types: []string{"*"}}, {Types: []string{"Node.x"}},
 		{Types: []string{"node*"}}, {Types: []string{"node"}}, {Types: make([]string, 51)}, {Streams: []string{"clu_a"}, Cluster: "clu_b"},
-		{Streams: []string{""}}, {Streams: []string{}}, {Streams: []string{}, Cluster: "clu_a"}, {Subject: string(make([]byte, 601))},
+		{Streams: []string{""}}, {Streams: []string{}}, {Streams: []string{}, Cluster: "clu_a"}, {Severities: []string{"Error"}}, {Severities: []string{""}}, {Subject: string(make([]byte, 601))},
 	} {
 		if _, err := r.Read(context.Background(), q); !errors.Is(err, ErrInvalidQuery) {
 			t.Errorf("%+v: %v", q, err)

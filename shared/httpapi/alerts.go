@@ -57,17 +57,20 @@ func viewAlert(x alert.Alert) alertView {
 func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 	PageInput
 	State    []string `query:"state,explode" enum:"pending,firing,resolved"`
-	Severity []string `query:"severity,explode" enum:"info,warning,error,critical"`
+	Severity []string `query:"severity,explode" doc:"info, warning, error or critical; repeatable, or separated by commas"`
 	Rule     string   `query:"rule" maxLength:"63" doc:"Name"`
 	Cluster  string   `query:"cluster" doc:"Id or name; plane is the plane's own"`
 	Since    string   `query:"since" doc:"RFC 3339: began at or after"`
 	Until    string   `query:"until" doc:"RFC 3339: began before"`
 }) (*listOutput[alertView], error) {
-	f := react.Filter{Severities: in.Severity, Rule: in.Rule}
+	f := react.Filter{Rule: in.Rule}
 	for _, s := range in.State {
 		f.States = append(f.States, alert.State(s))
 	}
 	var err error
+	if f.Severities, err = severities(in.Severity); err != nil {
+		return nil, err
+	}
 	if f.Since, err = parseTime("since", in.Since); err != nil {
 		return nil, err
 	}
@@ -86,7 +89,7 @@ func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 	case len(rq.principal.Clusters) > 0:
 		f.Streams = rq.principal.Clusters
 	}
-	key := listKey("alerts", append(append([]string{in.Rule, in.Cluster, stamp(f.Since), stamp(f.Until)}, in.State...), in.Severity...)...)
+	key := listKey("alerts", append(append([]string{in.Rule, in.Cluster, stamp(f.Since), stamp(f.Until)}, in.State...), f.Severities...)...)
 	place, err := decodeCursor(key, in.Cursor)
 	if err != nil {
 		return nil, err

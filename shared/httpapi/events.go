@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -29,7 +30,7 @@ func (a *API) eventRoutes() {
 			mediaStream: {Schema: &huma.Schema{Type: huma.TypeString, Description: "Per event: id (a cursor), data (an Event as JSON). A block with an id alone moves the cursor. An event named problem tells why the stream ends early."}},
 		}}},
 		Errors: []int{400, 401, 403, 410, 422, 429, 500, 503}},
-		access{action: auth.Read, several: []string{"type"}}, a.listEvents)
+		access{action: auth.Read, several: []string{"type", "severity"}}, a.listEvents)
 }
 
 // Media types of the list of events.
@@ -70,12 +71,13 @@ type eventView struct {
 
 type eventsInput struct {
 	PageInput
-	Type    []string `query:"type,explode" doc:"Exact, or a family such as operation.*; repeatable, or separated by commas"`
-	Subject string   `query:"subject" doc:"An id, kind:name, or an operation's id"`
-	Cluster string   `query:"cluster" doc:"Id or name"`
-	Since   string   `query:"since" doc:"RFC 3339, included"`
-	Until   string   `query:"until" doc:"RFC 3339, excluded"`
-	Wait    string   `query:"wait" doc:"How long to wait when nothing matches, such as 30s; with text/event-stream: how long the stream stays open"`
+	Type     []string `query:"type,explode" doc:"Exact, or a family such as operation.*; repeatable, or separated by commas"`
+	Severity []string `query:"severity,explode" doc:"info, warning, error or critical; repeatable, or separated by commas"`
+	Subject  string   `query:"subject" doc:"An id, kind:name, or an operation's id"`
+	Cluster  string   `query:"cluster" doc:"Id or name"`
+	Since    string   `query:"since" doc:"RFC 3339, included"`
+	Until    string   `query:"until" doc:"RFC 3339, excluded"`
+	Wait     string   `query:"wait" doc:"How long to wait when nothing matches, such as 30s; with text/event-stream: how long the stream stays open"`
 	// LastEventID is what a client of text/event-stream saw last; it counts before
 	// the cursor, which is still in the URL that it was given.
 	LastEventID string `header:"Last-Event-ID" doc:"With text/event-stream: the id of the last event that was seen, instead of cursor"`
@@ -135,6 +137,9 @@ func (a *API) listEvents(ctx context.Context, rq *request, in *eventsInput) (*ev
 func (a *API) eventsQuery(ctx context.Context, rq *request, in *eventsInput) (event.Query, error) {
 	q := event.Query{Types: words(in.Type), Subject: in.Subject, Limit: in.Limit, Cursor: in.Cursor}
 	var err error
+	if q.Severities, err = severities(in.Severity); err != nil {
+		return q, err
+	}
 	if q.Cluster, err = a.clusterParam(ctx, rq, in.Cluster); err != nil {
 		return q, err
 	}
@@ -151,6 +156,20 @@ func (a *API) eventsQuery(ctx context.Context, rq *request, in *eventsInput) (ev
 		slices.Sort(q.Streams)
 	}
 	return q, nil
+}
+
+// severities reads the parameter severity of a list.
+func severities(in []string) ([]string, error) {
+	out := words(in)
+	if len(in) > 0 && len(out) == 0 {
+		return nil, invalidParam("query", "severity", "empty", "names none")
+	}
+	for _, s := range out {
+		if !slices.Contains(event.Severities, s) {
+			return nil, invalidParam("query", "severity", "enum", "%.32q is none of %s", s, strings.Join(event.Severities, ", "))
+		}
+	}
+	return out, nil
 }
 
 // cursorProblem names the parameter that a cursor which is none came in.

@@ -212,6 +212,10 @@ func readersOverHTTP(t *testing.T, rt *rapid.T) {
 			f.query["type"] = []string{"device.*", "node.left"}
 			wants = append(wants, func(e *event.Event) bool { return e.Type == "device.xid" || e.Type == "node.left" })
 		}
+		if rapid.Bool().Draw(rt, "severity") {
+			f.query["severity"] = []string{"error,warning"}
+			wants = append(wants, func(e *event.Event) bool { return e.Type != "node.ready" && e.Type != "x.y" })
+		}
 		switch rapid.SampledFrom([]string{"all", "one", "scoped"}).Draw(rt, "streams") {
 		case "one":
 			f.query.Set("cluster", p.other.Name)
