@@ -75,24 +75,13 @@ func (s *Service) Admit(ctx context.Context, call Call, body []byte) (Admitted, 
 // validation: what was accepted once is answered the same, whatever the rules
 // are by now.
 func (s *Service) replay(ctx context.Context, call Call, fp string) (Admitted, bool, error) {
-	if call.IdempotencyKey == "" {
-		return Admitted{}, false, nil
+	earlier, err := Earlier(ctx, s.Store, call, fp)
+	if err != nil || earlier == "" {
+		return Admitted{}, false, err
 	}
-	rec, err := s.Store.Idempotency(ctx, call.Caller.Actor.ID, call.Method, call.Path, call.IdempotencyKey)
+	op, err := s.Store.Load(ctx, earlier)
 	if errors.Is(err, ledger.ErrNotFound) {
-		return Admitted{}, false, nil
-	}
-	if err != nil {
-		return Admitted{}, false, fmt.Errorf("look up idempotency key: %w", err)
-	}
-	if rec.Fingerprint != fp {
-		r := operation.Refuse("idempotency_key_reused", "the Idempotency-Key was used for another request")
-		r.OperationID = rec.Resource
-		return Admitted{}, false, r
-	}
-	op, err := s.Store.Load(ctx, rec.Resource)
-	if errors.Is(err, ledger.ErrNotFound) {
-		return Admitted{}, false, operation.Refuse("gone", "operation %s, which the Idempotency-Key made, is past retention", rec.Resource)
+		return Admitted{}, false, operation.Refuse("gone", "operation %s, which the Idempotency-Key made, is past retention", earlier)
 	}
 	return Admitted{Operation: op, Replayed: true}, true, err
 }
@@ -120,10 +109,7 @@ func (s *Service) admitOnce(ctx context.Context, call Call, body []byte, fp stri
 		b, err := s.blockers(ctx, &op.Spec)
 		return Admitted{Operation: op, DryRun: true, Blockers: b}, err
 	}
-	if call.IdempotencyKey != "" {
-		extra = append(extra, s.Store.IdempotencyWrite(call.Caller.Actor.ID, call.Method, call.Path, call.IdempotencyKey,
-			record.Idempotency{Fingerprint: fp, Resource: op.Spec.ID, At: now}))
-	}
+	extra = append(extra, Keep(s.Store, call, fp, op.Spec.ID)...)
 	extra = append(extra, record.AuditWrite(record.Audit{
 		At: now, Actor: call.Caller.Actor, Method: call.Method, Path: call.Path, Action: record.AuditCreate, Resource: op.Spec.ID,
 		Status: 202, Reason: p.request.Reason, CorrelationID: op.Spec.CorrelationID, RemoteAddr: call.RemoteAddr}))

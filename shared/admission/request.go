@@ -5,8 +5,6 @@ package admission
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -54,9 +52,12 @@ type Call struct {
 	Caller         Caller
 	Method, Path   string
 	IdempotencyKey string
-	RequestID      string
-	CorrelationID  string
-	RemoteAddr     string
+	// Fingerprint is that of the request under the key (Fingerprint), of calls
+	// whose use case makes none itself: Once.
+	Fingerprint   string
+	RequestID     string
+	CorrelationID string
+	RemoteAddr    string
 }
 
 // parsed is a request whose fields were read and checked, each by itself.
@@ -84,12 +85,7 @@ func fingerprint(body []byte) (string, error) {
 		r.Errors = []operation.FieldError{{Pointer: at, Code: "repeated", Detail: "is there twice"}}
 		return "", r
 	}
-	b, err := json.Marshal(v)
-	if err != nil {
-		return "", fmt.Errorf("fingerprint request: %w", err)
-	}
-	h := sha256.Sum256(b)
-	return hex.EncodeToString(h[:]), nil
+	return Fingerprint(v)
 }
 
 // RepeatedKey returns the pointer of the first key that an object of the body

@@ -29,12 +29,12 @@ var changeTargets = []string{operation.KindCluster, operation.KindNode, operatio
 // RecordChange keeps a repair made by hand, tells it as an event, and asks the
 // cluster for fresh inventory.
 func (s *Service) RecordChange(ctx context.Context, call admission.Call, in ChangeInput) (c record.ManualChange, replayed bool, err error) {
-	fp, err := fingerprint(in)
+	fp, err := admission.Fingerprint(in)
 	if err != nil {
 		return c, false, err
 	}
 	err = record.Again(ctx, func() error {
-		earlier, err := s.earlier(ctx, call, fp)
+		earlier, err := admission.Earlier(ctx, s.Store, call, fp)
 		if err != nil {
 			return err
 		}
@@ -73,7 +73,7 @@ func (s *Service) recordChange(ctx context.Context, call admission.Call, in Chan
 	}
 	e.CorrelationID = call.CorrelationID
 	_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(t.Cluster), []event.Event{e}, func() ([]ledger.Write, error) {
-		writes := append(record.ChangeWrites(c), s.keep(call, fp, c.ID)...)
+		writes := append(record.ChangeWrites(c), admission.Keep(s.Store, call, fp, c.ID)...)
 		writes = append(writes, s.audit(call, "manual_change.create", c.TargetID, 201, c.Reason))
 		ask, err := s.askInventory(ctx, t.Cluster)
 		return append(writes, ask...), err

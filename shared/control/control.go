@@ -9,15 +9,11 @@ package control
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/opsplane/opsplane/shared/admission"
-	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/record"
@@ -69,48 +65,6 @@ func (s *Service) conflict(ctx context.Context, locked *operation.LockedError) e
 		holder["phase"] = op.State.Phase
 	}
 	return r.With("holder", holder)
-}
-
-// fingerprint is the same for inputs that say the same.
-func fingerprint(in any) (string, error) {
-	b, err := json.Marshal(in)
-	if err != nil {
-		return "", fmt.Errorf("fingerprint request: %w", err)
-	}
-	h := sha256.Sum256(b)
-	return hex.EncodeToString(h[:]), nil
-}
-
-// earlier looks an idempotency key up: the resource of an earlier call with the
-// same input, "" when there was none.
-func (s *Service) earlier(ctx context.Context, call admission.Call, fp string) (string, error) {
-	if call.IdempotencyKey == "" {
-		return "", nil
-	}
-	rec, err := s.Store.Idempotency(ctx, call.Caller.Actor.ID, call.Method, call.Path, call.IdempotencyKey)
-	if errors.Is(err, ledger.ErrNotFound) {
-		return "", nil
-	}
-	if err != nil {
-		return "", fmt.Errorf("look up idempotency key: %w", err)
-	}
-	if rec.Fingerprint != fp {
-		r := operation.Refuse("idempotency_key_reused", "the Idempotency-Key was used for another request")
-		if id.Valid(id.Operation, rec.Resource) {
-			r.OperationID = rec.Resource
-		}
-		return "", r
-	}
-	return rec.Resource, nil
-}
-
-// keep returns the write that keeps the call's idempotency key, if it has one.
-func (s *Service) keep(call admission.Call, fp, resource string) []ledger.Write {
-	if call.IdempotencyKey == "" {
-		return nil
-	}
-	return []ledger.Write{s.Store.IdempotencyWrite(call.Caller.Actor.ID, call.Method, call.Path, call.IdempotencyKey,
-		record.Idempotency{Fingerprint: fp, Resource: resource, At: s.Store.Now().UTC()})}
 }
 
 // text checks one text of a request.

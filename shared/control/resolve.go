@@ -30,7 +30,7 @@ func (s *Service) Resolve(ctx context.Context, call admission.Call, opID string,
 	if !slices.Contains(resolveOutcomes, in.Outcome) {
 		errs = append(errs, operation.FieldError{Pointer: "/outcome", Code: "enum", Detail: "must be one of succeeded, failed, not_done"})
 	}
-	fp, err := fingerprint(in)
+	fp, err := admission.Fingerprint(in)
 	if err != nil {
 		return Changed{}, err
 	}
@@ -39,7 +39,7 @@ func (s *Service) Resolve(ctx context.Context, call admission.Call, opID string,
 		if err := visible(call, op.Spec.Cluster, "operation", opID); err != nil {
 			return nil, nil, err
 		}
-		earlier, err := s.earlier(ctx, call, fp)
+		earlier, err := admission.Earlier(ctx, s.Store, call, fp)
 		if replayed = earlier != ""; err != nil || replayed {
 			return nil, nil, err
 		}
@@ -58,7 +58,7 @@ func (s *Service) Resolve(ctx context.Context, call admission.Call, opID string,
 			return nil, nil, refuseAbout(op, "not_resolvable", "step %s is %s already", op.Spec.Steps[i].Name, op.State.Steps[i].Phase)
 		}
 		return operation.Resolve{StepID: op.Spec.Steps[i].ID, Outcome: in.Outcome, By: call.Caller.Actor, Evidence: in.Evidence, Reason: in.Reason},
-			append(s.keep(call, fp, opID), s.audit(call, "operation.resolve", opID, 200, in.Reason)), nil
+			append(admission.Keep(s.Store, call, fp, opID), s.audit(call, "operation.resolve", opID, 200, in.Reason)), nil
 	})
 	if errors.Is(err, operation.ErrIllegal) || errors.Is(err, operation.ErrInvalidReport) {
 		return Changed{}, refuseAbout(&op, "not_resolvable", "%v", err)

@@ -34,7 +34,7 @@ func (s *Service) Retry(ctx context.Context, call admission.Call, opID string, i
 
 // retry is Retry as part of another action, whose writes go into its commit.
 func (s *Service) retry(ctx context.Context, call admission.Call, opID string, in RetryInput, action, resource string, extra func() []ledger.Write) (Changed, error) {
-	fp, err := fingerprint(in)
+	fp, err := admission.Fingerprint(in)
 	if err != nil {
 		return Changed{}, err
 	}
@@ -43,7 +43,7 @@ func (s *Service) retry(ctx context.Context, call admission.Call, opID string, i
 		if err := visible(call, op.Spec.Cluster, "operation", opID); err != nil {
 			return nil, nil, err
 		}
-		earlier, err := s.earlier(ctx, call, fp)
+		earlier, err := admission.Earlier(ctx, s.Store, call, fp)
 		if replayed = earlier != ""; err != nil || replayed {
 			return nil, nil, err
 		}
@@ -57,7 +57,7 @@ func (s *Service) retry(ctx context.Context, call admission.Call, opID string, i
 		if err := operation.Retryable(&op.Spec, &op.State); err != nil {
 			return nil, nil, refuseAbout(op, "not_retryable", "%v", err)
 		}
-		writes := append(s.keep(call, fp, opID), s.audit(call, action, resource, 202, in.Reason))
+		writes := append(admission.Keep(s.Store, call, fp, opID), s.audit(call, action, resource, 202, in.Reason))
 		if extra != nil {
 			writes = append(writes, extra()...)
 		}
