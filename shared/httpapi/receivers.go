@@ -23,7 +23,8 @@ func (a *API) receiverRoutes() {
 	one := receiversPath + "/{id}"
 	register(a, a.written(huma.Operation{Method: http.MethodPost, Path: receiversPath, Summary: "Create receiver", Tags: tags, DefaultStatus: http.StatusCreated,
 		Description: "Somebody to be told of alerts, from now on: a webhook by the Standard Webhooks scheme, or Alertmanagers by their API v2. " +
-			"The answer has a webhook's secret; nothing shows it again."}, notify.Spec{}), manage, a.createReceiver)
+			"The answer has a webhook's secret; nothing shows it again but a repeat under the same Idempotency-Key."}, notify.Spec{}),
+		with(manage, http.StatusOK, http.StatusGone), a.createReceiver)
 	register(a, huma.Operation{Method: http.MethodGet, Path: receiversPath, Summary: "List receivers", Tags: tags,
 		Description: "By name. Secrets are shown by their fingerprints."}, access{action: auth.ManageRules, fleet: true}, a.listReceivers)
 	register(a, huma.Operation{Method: http.MethodGet, Path: one, Summary: "Get receiver", Tags: tags}, access{action: auth.ManageRules, fleet: true}, a.getReceiver)
@@ -107,16 +108,29 @@ type ReceiverPath struct {
 	ID string `path:"id" maxLength:"64" doc:"Id or name"`
 }
 
-func (a *API) createReceiver(ctx context.Context, rq *request, _ *struct{ RawBody []byte }) (*createdOutput[receiverView], error) {
+func (a *API) createReceiver(ctx context.Context, rq *request, _ *struct {
+	Key     string `header:"Idempotency-Key"`
+	RawBody []byte
+}) (*createdOutput[receiverView], error) {
 	var sp notify.Spec
 	if err := alert.Decode(rq.body, &sp); err != nil {
 		return nil, err
 	}
-	r, secret, err := a.cfg.Receivers.Create(ctx, rq.call(), sp)
+	call, err := rq.keyedFor(sp)
 	if err != nil {
 		return nil, err
 	}
-	return &createdOutput[receiverView]{Status: http.StatusCreated, Location: receiversPath + "/" + r.ID, Body: answerReceiver(r, secret).Body}, nil
+	made, was, err := once(ctx, a.cfg.Store, call, func() (*receiverOutput, error) {
+		r, secret, err := a.cfg.Receivers.Create(ctx, call, sp)
+		return answerReceiver(r, secret), err
+	}, func(id string) (*receiverOutput, error) {
+		r, secret, err := a.cfg.Receivers.Made(ctx, id)
+		return answerReceiver(r, secret), err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return created(receiversPath, made.Body.ID, was, made.Body), nil
 }
 
 func (a *API) listReceivers(ctx context.Context, _ *request, in *struct{ PageInput }) (*listOutput[receiverView], error) {

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"regexp"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/problem"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // request is what is known of one call beside its http.Request.
@@ -128,4 +130,48 @@ func (rq *request) keyed() (admission.Call, error) {
 	call := rq.call()
 	call.IdempotencyKey = key
 	return call, err
+}
+
+// keyedFor is the call with its idempotency key and the fingerprint of what was
+// read of the body.
+func (rq *request) keyedFor(body any) (admission.Call, error) {
+	call, err := rq.keyed()
+	if err == nil && call.IdempotencyKey != "" {
+		call.Fingerprint, err = admission.Fingerprint(body)
+	}
+	return call, err
+}
+
+// once makes something under the call's idempotency key, before which nothing is
+// checked: what was made once is answered the same. again reads it for a repeat;
+// what was deleted since is gone.
+func once[T any](ctx context.Context, st *record.Store, call admission.Call, create func() (T, error), again func(id string) (T, error)) (made T, replayed bool, err error) {
+	earlier, err := admission.Earlier(ctx, st, call, call.Fingerprint)
+	if err != nil {
+		return made, false, err
+	}
+	if earlier == "" {
+		failed := error(nil)
+		if made, failed = create(); failed == nil {
+			return made, false, nil
+		}
+		// It may have failed because of what the same key made just now.
+		if earlier, err = admission.Earlier(ctx, st, call, call.Fingerprint); err != nil || earlier == "" {
+			return made, false, failed
+		}
+	}
+	made, err = again(earlier)
+	if r, ok := errors.AsType[*operation.Refusal](err); ok && r.ErrorCode == "not_found" {
+		err = operation.Refuse("gone", "%s, which the Idempotency-Key made, was deleted", earlier)
+	}
+	return made, true, err
+}
+
+// created answers what was made, or was made before.
+func created[T any](path, id string, was bool, body T) *createdOutput[T] {
+	out := &createdOutput[T]{Status: http.StatusCreated, Location: path + "/" + id, Replayed: replayed(was), Body: body}
+	if was {
+		out.Status = http.StatusOK
+	}
+	return out
 }

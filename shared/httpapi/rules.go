@@ -27,7 +27,8 @@ func (a *API) ruleRoutes() {
 	tags := []string{"rules"}
 	manage := access{action: auth.ManageRules, fleet: true, body: ruleBody, yaml: true}
 	register(a, a.written(huma.Operation{Method: http.MethodPost, Path: rulesPath, Summary: "Create rule", Tags: tags, DefaultStatus: http.StatusCreated,
-		Description: "The body is a rule in YAML or JSON. Its conditions are checked for types and cost before it is taken; errors tell where."}, alert.Rule{}), manage, a.createRule)
+		Description: "The body is a rule in YAML or JSON. Its conditions are checked for types and cost before it is taken; errors tell where."}, alert.Rule{}),
+		with(manage, http.StatusOK, http.StatusGone), a.createRule)
 	register(a, huma.Operation{Method: http.MethodGet, Path: rulesPath, Summary: "List rules", Tags: tags,
 		Description: "The shipped rules and those that were made, by name."}, access{action: auth.Read}, a.listRules)
 	register(a, a.written(huma.Operation{Method: http.MethodPost, Path: rulesPath + "/test", Summary: "Test rule", Tags: tags,
@@ -116,16 +117,27 @@ type RulePath struct {
 
 // readRule reads a rule's text; clusters may be named in it.
 func (a *API) readRule(ctx context.Context, rq *request) (alert.Rule, error) {
-	r, err := alert.ParseRule(rq.body)
-	if err != nil {
-		return alert.Rule{}, err
+	var r alert.Rule
+	if err := alert.Decode(rq.body, &r); err != nil {
+		return r, err
 	}
-	r.Clusters, err = a.clustersOf(ctx, rq, "", r.Clusters)
-	return *r, err
+	return a.checkRule(ctx, rq, r)
 }
 
-// clustersOf turns names of clusters into ids; at is the list's pointer.
-func (a *API) clustersOf(ctx context.Context, rq *request, at string, names []string) ([]string, error) {
+// checkRule turns names of clusters in a rule that was read into ids, and holds the
+// rule to what can be known without the others.
+func (a *API) checkRule(ctx context.Context, rq *request, r alert.Rule) (alert.Rule, error) {
+	if len(r.Clusters) <= alert.MaxClusters { // of more it says so, and looks none up
+		var err error
+		if r.Clusters, err = a.clustersOf(ctx, rq, r.Clusters); err != nil {
+			return r, err
+		}
+	}
+	return r, r.Validate()
+}
+
+// clustersOf turns names of clusters into ids.
+func (a *API) clustersOf(ctx context.Context, rq *request, names []string) ([]string, error) {
 	var out []string
 	for i, name := range names {
 		if name == alert.PlaneCluster {
@@ -134,23 +146,36 @@ func (a *API) clustersOf(ctx context.Context, rq *request, at string, names []st
 		}
 		c, err := admission.FindCluster(ctx, a.cfg.Store, name)
 		if err != nil || !rq.sees(c.ID) {
-			return nil, alert.Faults{{Pointer: at + "/clusters/" + strconv.Itoa(i), Code: "not_found", Detail: "names no cluster; plane is the plane's own stream"}}
+			return nil, alert.Faults{{Pointer: "/clusters/" + strconv.Itoa(i), Code: "not_found", Detail: "names no cluster; plane is the plane's own stream"}}
 		}
 		out = append(out, c.ID)
 	}
 	return out, nil
 }
 
-func (a *API) createRule(ctx context.Context, rq *request, _ *struct{ RawBody []byte }) (*createdOutput[storedRuleView], error) {
-	r, err := a.readRule(ctx, rq)
+func (a *API) createRule(ctx context.Context, rq *request, _ *struct {
+	Key     string `header:"Idempotency-Key"`
+	RawBody []byte
+}) (*createdOutput[storedRuleView], error) {
+	var said alert.Rule
+	if err := alert.Decode(rq.body, &said); err != nil {
+		return nil, err
+	}
+	call, err := rq.keyedFor(said)
 	if err != nil {
 		return nil, err
 	}
-	made, err := a.cfg.Alerts.CreateRule(ctx, rq.call(), r)
+	made, was, err := once(ctx, a.cfg.Store, call, func() (react.Rule, error) {
+		r, err := a.checkRule(ctx, rq, said)
+		if err != nil {
+			return react.Rule{}, err
+		}
+		return a.cfg.Alerts.CreateRule(ctx, call, r)
+	}, func(id string) (react.Rule, error) { return a.cfg.Alerts.Rule(ctx, id) })
 	if err != nil {
 		return nil, err
 	}
-	return &createdOutput[storedRuleView]{Status: http.StatusCreated, Location: rulesPath + "/" + made.ID, Body: viewRule(made)}, nil
+	return created(rulesPath, made.ID, was, viewRule(made)), nil
 }
 
 func (a *API) listRules(ctx context.Context, _ *request, in *struct {
@@ -234,7 +259,7 @@ func (a *API) overrideRule(ctx context.Context, rq *request, in *struct {
 	if err := alert.Decode(rq.body, &o); err != nil {
 		return nil, err
 	}
-	if o.Clusters, err = a.clustersOf(ctx, rq, "", o.Clusters); err != nil {
+	if o.Clusters, err = a.clustersOf(ctx, rq, o.Clusters); err != nil {
 		return nil, err
 	}
 	made, err := a.cfg.Alerts.OverrideRule(ctx, rq.call(), in.ID, revision, o)
@@ -273,12 +298,9 @@ func (a *API) testRule(ctx context.Context, rq *request, _ *struct{ RawBody []by
 	if err := alert.Decode(rq.body, &body); err != nil {
 		return nil, err
 	}
-	if err := body.Rule.Validate(); err != nil {
+	var b react.Backtest
+	if b.Rule, err = a.checkRule(ctx, rq, body.Rule); err != nil {
 		return nil, below("/rule", err)
-	}
-	b := react.Backtest{Rule: body.Rule}
-	if b.Rule.Clusters, err = a.clustersOf(ctx, rq, "/rule", b.Rule.Clusters); err != nil {
-		return nil, err
 	}
 	b.Since = a.now().Add(-testWeek)
 	for _, x := range []struct {

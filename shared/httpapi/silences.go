@@ -3,6 +3,8 @@ package httpapi
 import (
 	"context"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -11,6 +13,7 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 const silencesPath = "/v1/silences"
@@ -19,8 +22,9 @@ func (a *API) silenceRoutes() {
 	tags := []string{"silences"}
 	register(a, a.written(huma.Operation{Method: http.MethodPost, Path: silencesPath, Summary: "Create silence", Tags: tags, DefaultStatus: http.StatusCreated,
 		Description: "Keeps the alerts that it matches from being told, from starts_at to ends_at. They are judged and kept as ever."}, silenceBody{}),
-		access{action: auth.Silence, fleet: true, body: smallBody, yaml: true}, a.createSilence)
-	register(a, huma.Operation{Method: http.MethodGet, Path: silencesPath, Summary: "List silences", Tags: tags}, access{action: auth.Read}, a.listSilences)
+		access{action: auth.Silence, fleet: true, body: smallBody, yaml: true, also: []int{http.StatusOK, http.StatusGone}}, a.createSilence)
+	register(a, huma.Operation{Method: http.MethodGet, Path: silencesPath, Summary: "List silences", Tags: tags,
+		Description: "The one that begins last comes first."}, access{action: auth.Read}, a.listSilences)
 	register(a, huma.Operation{Method: http.MethodGet, Path: silencesPath + "/{id}", Summary: "Get silence", Tags: tags}, access{action: auth.Read}, a.getSilence)
 	register(a, huma.Operation{Method: http.MethodDelete, Path: silencesPath + "/{id}", Summary: "End silence", Tags: tags, DefaultStatus: http.StatusOK,
 		Description: "Ends it now; it stays in the list of past ones."}, access{action: auth.Silence, fleet: true}, a.endSilence)
@@ -57,20 +61,29 @@ func (a *API) viewSilence(s alert.Silence) silenceView {
 	return v
 }
 
-func (a *API) createSilence(ctx context.Context, rq *request, _ *struct{ RawBody []byte }) (*createdOutput[silenceView], error) {
+func (a *API) createSilence(ctx context.Context, rq *request, _ *struct {
+	Key     string `header:"Idempotency-Key"`
+	RawBody []byte
+}) (*createdOutput[silenceView], error) {
 	var body silenceBody
 	if err := alert.Decode(rq.body, &body); err != nil {
 		return nil, err
 	}
-	s := alert.Silence{Matchers: body.Matchers, EndsAt: body.EndsAt, Reason: body.Reason, StartsAt: a.now()}
-	if body.StartsAt != nil {
-		s.StartsAt = *body.StartsAt
-	}
-	made, err := a.cfg.Alerts.CreateSilence(ctx, rq.call(), s)
+	call, err := rq.keyedFor(body)
 	if err != nil {
 		return nil, err
 	}
-	return &createdOutput[silenceView]{Status: http.StatusCreated, Location: silencesPath + "/" + made.ID, Body: a.viewSilence(made)}, nil
+	made, was, err := once(ctx, a.cfg.Store, call, func() (alert.Silence, error) {
+		s := alert.Silence{Matchers: body.Matchers, EndsAt: body.EndsAt, Reason: body.Reason, StartsAt: a.now()}
+		if body.StartsAt != nil {
+			s.StartsAt = *body.StartsAt
+		}
+		return a.cfg.Alerts.CreateSilence(ctx, call, s)
+	}, func(id string) (alert.Silence, error) { return a.cfg.Alerts.Silence(ctx, id) })
+	if err != nil {
+		return nil, err
+	}
+	return created(silencesPath, made.ID, was, a.viewSilence(made)), nil
 }
 
 func (a *API) listSilences(ctx context.Context, _ *request, in *struct {
@@ -86,13 +99,15 @@ func (a *API) listSilences(ctx context.Context, _ *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
+	at := func(s *alert.Silence) string { return record.TimeSort(s.StartsAt, s.ID) }
+	slices.SortFunc(all, func(a, b alert.Silence) int { return strings.Compare(at(&b), at(&a)) })
 	items, next := []silenceView{}, ""
 	for i := range all {
-		if all[i].ID <= place {
+		if place != "" && at(&all[i]) >= place {
 			continue
 		}
 		if len(items) == in.Limit {
-			next = encodeCursor(key, items[len(items)-1].ID)
+			next = encodeCursor(key, at(&all[i-1]))
 			break
 		}
 		items = append(items, a.viewSilence(all[i]))

@@ -64,8 +64,9 @@ func nameWrite(r *Receiver) ledger.Write {
 }
 
 // Create keeps a new receiver, which is told from then on. Of a webhook it returns
-// the secret, the given one or one that it makes; nothing shows it again. Errors:
-// alert.Faults, name_taken.
+// the secret, the given one or one that it makes; but for Made nothing shows it
+// again. Errors: alert.Faults, name_taken, an *admission.EarlierError for a call
+// that is a repeat.
 func (s *Service) Create(ctx context.Context, call admission.Call, sp Spec) (Receiver, string, error) {
 	now, secret := s.now(), sp.Secret
 	sp.Secret = ""
@@ -87,17 +88,21 @@ func (s *Service) Create(ctx context.Context, call admission.Call, sp Spec) (Rec
 		return r, "", alert.Faults{{Pointer: "/secret", Code: alert.CodeConflict, Detail: "is for kind " + KindWebhook}}
 	}
 	err := s.change(ctx, func(all []Receiver) ([]Receiver, []ledger.Write, []event.Event, error) {
+		once, err := admission.Once(ctx, s.Store, call, r.ID)
+		if err != nil {
+			return nil, nil, nil, err
+		}
 		if n := len(all); n >= MaxReceivers {
 			return nil, nil, nil, alert.Faults{{Code: alert.CodeRange, Detail: fmt.Sprintf("there are %d receivers, the limit is %d", n, MaxReceivers)}}
 		}
 		if err := nameTaken(all, r.Name, r.ID); err != nil {
 			return nil, nil, nil, err
 		}
-		writes := []ledger.Write{
-			{Item: receiverItem(&r)}, nameWrite(&r),
-			{Item: ledger.Item{Key: record.LaneKey(r.ID), Data: record.Encode(lane{})}},
+		writes := append(once,
+			ledger.Write{Item: receiverItem(&r)}, nameWrite(&r),
+			ledger.Write{Item: ledger.Item{Key: record.LaneKey(r.ID), Data: record.Encode(lane{})}},
 			s.audit(call, "receiver.create", r.ID, http.StatusCreated, r.Name),
-		}
+		)
 		if kept != nil {
 			writes = append(writes, ledger.Write{Item: ledger.Item{Key: record.ReceiverSecretsKey(r.ID), Data: record.Encode(kept)}})
 		}
@@ -108,6 +113,21 @@ func (s *Service) Create(ctx context.Context, call admission.Call, sp Spec) (Rec
 	}
 	r.Revision = 1
 	return r, secret, nil
+}
+
+// Made returns what Create returned, with the receiver as it is now, for a repeat
+// of the call: who lost the answer has no other way to the secret. One that was
+// rotated since is not shown. Errors: not_found.
+func (s *Service) Made(ctx context.Context, receiverID string) (Receiver, string, error) {
+	r, err := s.Receiver(ctx, receiverID)
+	if err != nil {
+		return r, "", err
+	}
+	kept, _, err := s.loadSecrets(ctx, r.ID)
+	if err != nil || len(kept.Keys) == 0 || !kept.Keys[0].CreatedAt.Equal(r.CreatedAt) {
+		return r, "", err
+	}
+	return r, secretText(kept.Keys[0].Key), nil
 }
 
 func stale(r *Receiver, revision int64) error {

@@ -157,11 +157,16 @@ func check(all []Rule, r *alert.Rule, ruleID string) error {
 	return alert.Cycle(list, r.Name)
 }
 
-// CreateRule keeps a new rule. Errors: alert.Faults, name_taken.
+// CreateRule keeps a new rule. Errors: alert.Faults, name_taken, an
+// *admission.EarlierError for a call that is a repeat.
 func (s *Service) CreateRule(ctx context.Context, call admission.Call, r alert.Rule) (Rule, error) {
 	now := s.now()
 	st := stored{ID: id.New(id.Rule, now), Rule: r, Version: 1, CreatedAt: now, CreatedBy: call.Caller.Actor, UpdatedAt: now, UpdatedBy: call.Caller.Actor}
 	err := s.change(ctx, func() ([]ledger.Write, error) {
+		once, err := admission.Once(ctx, s.Store, call, st.ID)
+		if err != nil {
+			return nil, err
+		}
 		all, err := loadRules(ctx, s.Store)
 		if err != nil {
 			return nil, err
@@ -172,11 +177,11 @@ func (s *Service) CreateRule(ctx context.Context, call admission.Call, r alert.R
 		if err := check(all, &r, st.ID); err != nil {
 			return nil, err
 		}
-		return []ledger.Write{
-			{Item: ledger.Item{Key: record.RuleKey(st.ID), Data: record.Encode(st)}},
-			{Item: ledger.Item{Key: record.RuleNameKey(r.Name), Data: record.Encode(map[string]string{"rule": st.ID})}},
+		return append(once,
+			ledger.Write{Item: ledger.Item{Key: record.RuleKey(st.ID), Data: record.Encode(st)}},
+			ledger.Write{Item: ledger.Item{Key: record.RuleNameKey(r.Name), Data: record.Encode(map[string]string{"rule": st.ID})}},
 			s.audit(call, "rule.create", st.ID, http.StatusCreated, r.Name),
-		}, nil
+		), nil
 	})
 	if err != nil {
 		return Rule{}, fmt.Errorf("create rule: %w", err)

@@ -65,14 +65,16 @@ func (s *Service) Silence(ctx context.Context, silenceID string) (alert.Silence,
 }
 
 // CreateSilence keeps a new silence; its id, author and time are filled in, and
-// its start is now where there is none. Errors: alert.Faults.
+// its start is now where there is none. Errors: alert.Faults, an
+// *admission.EarlierError for a call that is a repeat.
 func (s *Service) CreateSilence(ctx context.Context, call admission.Call, x alert.Silence) (alert.Silence, error) {
 	now := s.now()
 	x.ID, x.Author, x.Created, x.Version = id.New(id.Silence, now), call.Caller.Actor, now, 0
 	if x.StartsAt.IsZero() {
 		x.StartsAt = now
 	}
-	x.StartsAt, x.EndsAt = x.StartsAt.UTC(), x.EndsAt.UTC()
+	// The streams' clock has no parts of milliseconds.
+	x.StartsAt, x.EndsAt = x.StartsAt.UTC().Truncate(time.Millisecond), x.EndsAt.UTC().Truncate(time.Millisecond)
 	if _, err := alert.CompileSilence(x); err != nil {
 		return x, err
 	}
@@ -80,6 +82,10 @@ func (s *Service) CreateSilence(ctx context.Context, call admission.Call, x aler
 		return x, alert.Faults{{Pointer: "/ends_at", Code: alert.CodeRange, Detail: "is past"}}
 	}
 	err := s.change(ctx, func() ([]ledger.Write, error) {
+		once, err := admission.Once(ctx, s.Store, call, x.ID)
+		if err != nil {
+			return nil, err
+		}
 		all, err := loadSilences(ctx, s.Store)
 		if err != nil {
 			return nil, err
@@ -87,7 +93,7 @@ func (s *Service) CreateSilence(ctx context.Context, call admission.Call, x aler
 		if n := len(all); n >= alert.MaxSilences {
 			return nil, alert.Faults{{Code: alert.CodeRange, Detail: fmt.Sprintf("there are %d silences, the limit is %d", n, alert.MaxSilences)}}
 		}
-		return []ledger.Write{{Item: silenceItem(x)}, s.audit(call, "silence.create", x.ID, http.StatusCreated, x.Reason)}, nil
+		return append(once, ledger.Write{Item: silenceItem(x)}, s.audit(call, "silence.create", x.ID, http.StatusCreated, x.Reason)), nil
 	})
 	if err != nil {
 		return x, fmt.Errorf("create silence: %w", err)
