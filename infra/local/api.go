@@ -1,7 +1,9 @@
 package local
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/httpapi"
+	ledgersqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
 )
 
 // newAPI puts the HTTP API over the services.
@@ -39,14 +42,21 @@ func (e *Engine) newAPI() (*httpapi.API, error) {
 	})
 }
 
-// ready tells why the engine cannot serve: its ledger does not answer, or its
-// sweep or reactor is silent.
+// ready tells why the engine cannot serve: its ledger does not answer or refuses
+// writes, or its sweep or reactor is silent.
 func (e *Engine) ready(ctx context.Context) error {
 	if _, err := e.Store.HistoryBegins(ctx); err != nil {
 		return err
 	}
+	if err := e.writable.refuses(ctx); err != nil {
+		why := ledgersqlite.Why(err)
+		if errors.Is(err, errHangs) {
+			why = "it does not answer"
+		}
+		return &httpapi.NotReadyError{Reason: "the ledger refuses writes: " + cmp.Or(why, "it is not available"), Err: err}
+	}
 	if q := e.silent(time.Now()); len(q) > 0 {
-		return fmt.Errorf("the %s has been silent for %s", q[0].part, q[0].since)
+		return &httpapi.NotReadyError{Reason: fmt.Sprintf("the %s has been silent for %s", q[0].part, q[0].since)}
 	}
 	return nil
 }

@@ -5,10 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -135,10 +138,25 @@ func TestFullDiskChild(t *testing.T) {
 			t.Errorf("%s is %s", id, op.State.Phase)
 		}
 	}
-	if err := e.ready(t.Context()); err != nil {
-		t.Logf("readiness without space: %v", err)
+	ready := func() (int, string) {
+		w := httptest.NewRecorder()
+		e.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/readyz", nil))
+		return w.Code, w.Body.String()
+	}
+	status, text := ready()
+	t.Logf("readiness without space: %d %s", status, text)
+	if !regexp.MustCompile(`the ledger refuses writes: (database or disk is full|disk I/O error)`).MatchString(text) || status != http.StatusServiceUnavailable {
+		t.Error("it is ready without space, or does not say why not")
+	}
+	if strings.Contains(text, dir) {
+		t.Error("it tells everybody where its files are")
 	}
 	limit(0)
+	began := time.Now()
+	s.wait("it is ready again, by itself", 30*time.Second, func() bool { status, _ = ready(); return status == http.StatusOK })
+	if took := time.Since(began); took > writeFresh+10*time.Second {
+		t.Errorf("it was ready again after %s", took)
+	}
 	if _, _, err := e.Tokens.Create(t.Context(), auth.TokenSpec{Name: "again", Role: auth.Viewer, CreatedBy: "a test"}); err != nil {
 		t.Errorf("with space again: %v", err)
 	}

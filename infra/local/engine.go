@@ -70,6 +70,8 @@ type Engine struct {
 	untold behind       // streams that could not be told
 	lanes  lanes        // of receivers, that are due
 	pulse  pulse        // of the reactor
+
+	writable *writable // whether the ledger takes writes
 }
 
 // New opens the data folder, making it on first use.
@@ -98,6 +100,7 @@ func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	if e.queue, err = queuesqlite.Open(ctx, queuesqlite.Options{Path: filepath.Join(o.Data, queueFile)}); err != nil {
 		return nil, err
 	}
+	e.writable = newWritable(e.ledger)
 	e.Store = &record.Store{Ledger: e.ledger, Now: o.Now, Timing: o.Timing}
 	e.Bus = inproc.New(inproc.Options{})
 	e.Tokens = auth.NewStore(e.ledger, o.Now)

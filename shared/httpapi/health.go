@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"errors"
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -20,10 +21,30 @@ func (a *API) healthRoutes() {
 	}
 }
 
+// NotReadyError is an error of Config.Ready whose reason anybody may read.
+type NotReadyError struct {
+	Reason string
+	Err    error // what led there, for the log; may be nil
+}
+
+func (e *NotReadyError) Error() string {
+	if e.Err == nil {
+		return e.Reason
+	}
+	return e.Reason + ": " + e.Err.Error()
+}
+
+// Unwrap gives what led there.
+func (e *NotReadyError) Unwrap() error { return e.Err }
+
 func (a *API) ready(w http.ResponseWriter, r *http.Request) {
 	if a.cfg.Ready != nil {
 		if err := a.cfg.Ready(r.Context()); err != nil {
-			a.refuse(w, requestOf(r.Context()), problem.New(problem.Unavailable, "the plane is not ready yet").WithCause(err).WithRetryAfter(retryUnavailable))
+			detail := "the plane is not ready yet"
+			if why, ok := errors.AsType[*NotReadyError](err); ok {
+				detail = "the plane is not ready: " + why.Reason
+			}
+			a.refuse(w, requestOf(r.Context()), problem.New(problem.Unavailable, "%s", detail).WithCause(err).WithRetryAfter(retryUnavailable))
 			return
 		}
 	}

@@ -87,6 +87,10 @@ func TestHealthAndMetrics(t *testing.T) {
 	if a := p.do("", "GET", "/readyz", nil).problem(503, problem.Unavailable); strings.Contains(a.raw, "inside") || a.header.Get("Retry-After") == "" {
 		t.Error(a.raw)
 	}
+	notReady = &NotReadyError{Reason: "the ledger refuses writes: no space", Err: notReady}
+	if a := p.do("", "GET", "/readyz", nil).problem(503, problem.Unavailable); strings.Contains(a.raw, "inside") || !strings.Contains(a.str("detail"), "refuses writes: no space") {
+		t.Error(a.raw)
+	}
 	a := p.do("viewer", "GET", "/metrics", nil).want(200)
 	for _, name := range []string{`opsplane_http_requests_total{method="GET",route="/healthz",status="2xx"} 1`, "opsplane_http_request_seconds_bucket", "opsplane_http_open_waits 0", "opsplane_audit_dropped_total 0"} {
 		if !strings.Contains(a.raw, name) {

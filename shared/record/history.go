@@ -12,6 +12,10 @@ import (
 // historyKey is the key of where the history of operations begins.
 var historyKey = ledger.Key{PK: "meta", SK: "history"}
 
+// ProbeKey is the key of an item that is written to see whether the ledger takes
+// writes. It says nothing.
+var ProbeKey = ledger.Key{PK: "meta", SK: "probe"}
+
 type history struct {
 	Begins time.Time `json:"begins"`
 }

@@ -43,6 +43,7 @@
 //	rcv#ID           secrets             what signs its messages
 //	name#NAME        receiver            a receiver's name, taken once
 //	meta             receivers           the mark of all receivers
+//	meta             probe               written to see whether it can be
 //	nt#STREAM        position            how far a stream is told
 //	out#ID           lane                who sends to a receiver            due
 //	out#ID           d#ID                a message to it                  list, lookup

@@ -29,7 +29,7 @@ var kinds = map[string]map[string]string{
 	"nt":        {skPosition: "told"},
 	"out":       {skLane: "lane", "d": "delivery", "p": "pending", "t": "told_of"},
 	"token":     {"token": "token", "used": "token_use"},
-	"meta":      {"history": "history", "import": "import", "former": "former_cluster", "rules": "rules_mark", "receivers": "receivers_mark"},
+	"meta":      {"history": "history", "import": "import", "former": "former_cluster", "rules": "rules_mark", "receivers": "receivers_mark", "probe": "probe"},
 }
 
 // The kinds by which others decide; see Kind.

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	driver "modernc.org/sqlite"
@@ -87,6 +88,7 @@ type DB struct {
 	memory *memory // nil: another process may write
 	watch  watchers
 	counts counters
+	last   atomic.Pointer[Outcome]
 
 	closing chan struct{} // closed when Close begins
 	once    sync.Once

@@ -1,8 +1,10 @@
 package sqlite
 
 import (
+	"errors"
 	"os"
 	"sync/atomic"
+	"time"
 )
 
 // Stats are counts since Open and sizes now.
@@ -22,6 +24,30 @@ type Stats struct {
 
 type counters struct {
 	commits, batches, conflicts, failures, writes, reads, expired, trimmed atomic.Int64
+}
+
+// Outcome is how a group of commits went that had something to write.
+type Outcome struct {
+	At  time.Time // by the machine's clock
+	Err error     // nil: it is in the file
+}
+
+// LastWrite is how the last group went; the zero value when there was none yet.
+func (db *DB) LastWrite() Outcome {
+	if o := db.last.Load(); o != nil {
+		return *o
+	}
+	return Outcome{}
+}
+
+// Why is what the library says of a failed commit, such as "database or disk is
+// full"; "" of other errors.
+func Why(err error) string {
+	var se *sqlError
+	if errors.As(err, &se) {
+		return se.Text
+	}
+	return ""
 }
 
 // Stats returns the counts and sizes for metrics.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/opsplane/opsplane/shared/ledger"
 )
@@ -80,12 +81,16 @@ func (w *writer) group() {
 		w.db.counts.failures.Add(1)
 		w.db.log.Error("ledger commit failed", slog.Any("err", err), slog.Int("commits", len(w.batch)))
 		err = unavailable(err)
+		w.db.last.Store(&Outcome{time.Now(), err})
 		for _, r := range w.batch {
 			r.answer <- err
 		}
 		return
 	}
 	w.db.memory.open(w.staged)
+	if w.rows > 0 {
+		w.db.last.Store(&Outcome{At: time.Now()})
+	}
 	w.db.counts.batches.Add(1)
 	w.db.counts.writes.Add(int64(w.rows))
 	if w.fed > 0 {

@@ -187,6 +187,50 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// TestLastWrite: how the last group went that wrote, with the reason of one that
+// could not; what wrote nothing tells nothing.
+func TestLastWrite(t *testing.T) {
+	t.Parallel()
+	db := start(t, Options{maxPages: 60})
+	if o := db.LastWrite(); o != (Outcome{}) {
+		t.Errorf("before any: %+v", o)
+	}
+	if err := db.Commit(t.Context(), simple("p", "a", "small", 0)); err != nil {
+		t.Fatal(err)
+	}
+	first := db.LastWrite()
+	if first.Err != nil || time.Since(first.At) > time.Minute {
+		t.Errorf("written: %+v", first)
+	}
+	if err := db.Commit(t.Context(), simple("p", "a", "again", 0)); !errors.Is(err, ledger.ErrConflict) {
+		t.Fatal(err)
+	}
+	if o := db.LastWrite(); o != first {
+		t.Errorf("a conflict is told as a write: %+v", o)
+	}
+	err := db.Commit(t.Context(), simple("p", "b", strings.Repeat("x", 200<<10), 0), simple("p", "c", strings.Repeat("x", 200<<10), 0))
+	if o := db.LastWrite(); !errors.Is(o.Err, ledger.ErrUnavailable) || Why(o.Err) != "database or disk is full" || Why(err) != Why(o.Err) {
+		t.Errorf("full: %+v, %v", o, err)
+	}
+	queryOnly := func(on int) {
+		t.Helper()
+		if err := db.writer.exec(fmt.Sprint("pragma query_only = ", on)); err != nil { // nobody writes now
+			t.Fatal(err)
+		}
+	}
+	queryOnly(1)
+	if err := db.Commit(t.Context(), simple("p", "d", "small", 0)); Why(err) != "attempt to write a readonly database" || Why(db.LastWrite().Err) != Why(err) {
+		t.Errorf("read-only: %v", err)
+	}
+	queryOnly(0)
+	if err := db.Commit(t.Context(), simple("p", "d", "small", 0)); err != nil {
+		t.Fatal(err)
+	}
+	if o := db.LastWrite(); o.Err != nil || Why(o.Err) != "" || o == first {
+		t.Errorf("again: %+v", o)
+	}
+}
+
 // TestFailureFailsGroupWhole: a failing statement takes the commits of its
 // group with it, none half done.
 func TestFailureFailsGroupWhole(t *testing.T) {
