@@ -132,8 +132,13 @@ func (a *Agent) beat(ctx context.Context) error {
 	defer a.vitals.done("heartbeat")
 	a.vitals.turn("heartbeat", a.mono(), callTimeout)
 	tries := 0
+	var stopping <-chan struct{} = a.stopping // it is told at once: the process may be killed before the next heartbeat is due
 	for {
-		err := a.heartbeat(ctx, closed(a.stopping))
+		stops := closed(a.stopping)
+		if stops {
+			stopping = nil
+		}
+		err := a.heartbeat(ctx, stops)
 		wait := jitter(cadence(a.session.get()))
 		var denied *UnauthorizedError
 		switch {
@@ -155,7 +160,7 @@ func (a *Agent) beat(ctx context.Context) error {
 			}
 		}
 		a.vitals.turn("heartbeat", a.mono(), wait+callTimeout)
-		if !pause(ctx, wait) {
+		if !pause(ctx, wait, stopping) {
 			return nil
 		}
 	}

@@ -94,6 +94,40 @@ func TestStopLetsFirmStepsFinish(t *testing.T) {
 	}
 }
 
+// That an agent stops is told when it begins to, once: it may be killed before it
+// is through.
+func TestStopIsToldAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		running := make(chan struct{})
+		b.exec.execute["reset"] = func(ctx context.Context, task *executor.Task) executor.Outcome {
+			close(running)
+			time.Sleep(12 * time.Second) // the bubble's time
+			return b.exec.effect(ctx, task)
+		}
+		b.start()
+		b.plane.submit("firm", 2*time.Hour, step("reset", effect, firm))
+		<-running
+		at := time.Now()
+		b.stop()
+		b.plane.wait(t, time.Minute, "a heartbeat that says so", func() bool { return b.plane.beats[len(b.plane.beats)-1].Stopping })
+		if took := time.Since(at); took > time.Second {
+			t.Errorf("told after %s", took)
+		}
+		var before int
+		b.plane.locked(func() { before = len(b.plane.beats) })
+		time.Sleep(3 * time.Second)
+		b.plane.locked(func() {
+			if n := len(b.plane.beats) - before; n > 1 {
+				t.Errorf("%d more heartbeats within three seconds", n)
+			}
+		})
+		if err := <-b.done; err != nil {
+			t.Error(err)
+		}
+		b.stop = nil
+	})
+}
+
 // At a stop with the plane away the end is kept for the next process.
 func TestStopWhileThePlaneIsAway(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {

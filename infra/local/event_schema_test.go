@@ -17,12 +17,14 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor/sim"
 	"github.com/opsplane/opsplane/agent/loop"
+	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/control"
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 	"github.com/opsplane/opsplane/shared/queue"
+	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/retention"
 	"github.com/opsplane/opsplane/shared/sweep"
@@ -94,6 +96,8 @@ func TestEventsHoldToTheirSchemas(t *testing.T) {
 	_, err = s.Agents.Events(ctx, s.cluster, protocol.EventsRequest{AgentID: hb.AgentID, Boot: "b", Events: []protocol.Event{
 		{N: 5, Type: "node.left", Subject: protocol.Subject{Kind: "node", UID: "u"}, At: time.Now()}}})
 	no(err)
+	_, err = s.Agents.Heartbeat(ctx, s.cluster, protocol.Heartbeat{Name: "gapper", Boot: "another", SentAt: time.Now().Add(-time.Hour)})
+	no(err)
 	later := &record.Store{Ledger: s.Store.Ledger, Timing: fast, Now: func() time.Time { return time.Now().Add(10 * 24 * time.Hour) }} // as time goes by
 	_, err = (&sweep.Sweep{Store: later, Relay: s.Relay, Queue: s.queue, Logger: quiet}).Run(ctx)
 	no(err)
@@ -101,10 +105,18 @@ func TestEventsHoldToTheirSchemas(t *testing.T) {
 	no(err)
 	no(s.Registry.Delete(ctx, PlaneCall(), "odd"))
 
+	tellOfAlerts(t, s)
+
 	schemas := eventSchemas(t, s)
 	seen := map[string]int{}
 	for _, e := range told(t, s, "") {
+		if strings.HasPrefix(e.Type, "test.") { // ours
+			continue
+		}
 		seen[e.Type]++
+		if e.Type == event.TypeAgentSilent && e.Subject.Name == "odd-0" {
+			t.Error("an agent is called silent that said that it stops")
+		}
 		schema, ok := schemas[e.Type]
 		if !ok {
 			t.Errorf("%s is not in the catalogue", e.Type)
@@ -113,7 +125,7 @@ func TestEventsHoldToTheirSchemas(t *testing.T) {
 		var detail any
 		no(json.Unmarshal(e.Detail, &detail))
 		if about, _ := event.Lookup(e.Type); about.Detail == nil {
-			continue // nothing is said of it
+			t.Errorf("nothing is said of the detail of %s", e.Type)
 		}
 		if err := holds(schema, schema, detail, "detail"); err != nil {
 			t.Errorf("%s: %v in %s", e.Type, err, e.Detail)
@@ -121,11 +133,67 @@ func TestEventsHoldToTheirSchemas(t *testing.T) {
 	}
 	for _, typ := range []string{"operation.pending", "operation.dispatched", "operation.running", "operation.succeeded", "operation.failed", "operation.timed_out",
 		"node.joined", "node.left", "node.ready", "node.not_ready", "node.cordoned", "node.uncordoned", "device.degraded", "device.recovered", "deployment.oom", "deployment.crash_loop",
-		"component.version_changed", event.TypeAgentOnline, event.TypeAgentSilent, event.TypeAgentRemoved, event.TypeClusterCreated, event.TypeClusterDeleted,
-		event.TypeManualChange, event.TypeDeadLetter, event.TypeGap} {
+		"component.version_changed", event.TypeAgentOnline, event.TypeAgentSilent, event.TypeAgentStopping, event.TypeAgentRestarted, event.TypeAgentRemoved, event.TypeClockSkewed, event.TypeClusterCreated, event.TypeClusterDeleted,
+		event.TypeManualChange, event.TypeDeadLetter, event.TypeGap,
+		alert.TypePending, alert.TypeFiring, alert.TypeFlapping, alert.TypeResolved, alert.TypeFolded, react.TypeAcknowledged} {
 		if seen[typ] == 0 {
 			t.Errorf("%s was not told, so not checked: %v", typ, slices.Sorted(maps.Keys(seen)))
 		}
+	}
+}
+
+// tellOfAlerts has rules of its own make every kind of event of an alert.
+func tellOfAlerts(t *testing.T, s *site) {
+	t.Helper()
+	for _, text := range []string{
+		"name: slow\non: [test.begun]\nfor: 1h\nlabels: {team: x}\nresolve_when: {on: [test.over]}\n",
+		"name: quick\non: [test.begun]\nsummary: now {subject}\nresolve_when: {on: [test.over]}\n",
+		"name: flaps\non: [test.begun]\nresolve_when: {on: [test.over]}\nflap: {changes: 2, window: 1h}\n",
+		"name: many\non: [test.many]\ngroup_by: {each: event.subject.name}\n",
+	} {
+		rule, err := alert.ParseRule([]byte(text))
+		if err == nil {
+			_, err = s.Alerts.CreateRule(t.Context(), PlaneCall(), *rule)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	happen := func(typ string, names ...string) {
+		t.Helper()
+		var evs []event.Event
+		for _, name := range names {
+			e, err := event.New(typ, s.cluster, event.Subject{Kind: "node", ID: "nod_" + name, Name: name}, time.Now(), operation.Plane, nil, name, fmt.Sprint(time.Now().UnixNano()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			evs = append(evs, e)
+		}
+		if _, err := event.Append(t.Context(), s.Store.Ledger, event.StreamOf(s.cluster), evs, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		happen("test.begun", "n1")
+		happen("test.over", "n1")
+	}
+	for n := 0; n <= 1000; n += 100 { // a rule's groups in a stream are 1,000
+		names := make([]string, 100)
+		for i := range names {
+			names[i] = fmt.Sprint("n", n+i)
+		}
+		happen("test.many", names...)
+	}
+	var firing []react.Listed
+	s.wait("rules have told all kinds", 30*time.Second, func() bool {
+		var err error
+		if firing, _, err = s.Alerts.Alerts(t.Context(), react.Filter{Rule: "many"}, "", 1); err != nil {
+			t.Fatal(err)
+		}
+		return len(firing) > 0 && len(told(t, s, alert.TypeFolded)) > 0 && len(told(t, s, alert.TypeFlapping)) > 0
+	})
+	if _, err := s.Alerts.Acknowledge(t.Context(), PlaneCall(), firing[0].Alert.ID, "seen"); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -114,11 +114,12 @@ func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbea
 				return a, 0, err
 			}
 		}
+		was := a
 		arrived := !hb.Stopping && (it.Version == 0 || a.Silent || a.Boot != hb.Boot || a.Stopping)
 		a.OfferDue = !hb.Stopping && (arrived || a.OfferDue)
 		a.Boot, a.Version, a.Capabilities, a.LastSeen = hb.Boot, short(hb.Version), hb.Capabilities, now
 		a.Leases, a.Capacity, a.Stopping, a.Silent = max(hb.Leases, 0), max(hb.Capacity, 0), hb.Stopping, false
-		evs, err := told(&a, arrived, skew(&a, hb, now), now)
+		evs, err := told(&was, &a, arrived, skew(&a, hb, now), now)
 		if err != nil {
 			return a, 0, err
 		}
@@ -167,27 +168,32 @@ func skew(a *fleet.Agent, hb protocol.Heartbeat, now time.Time) string {
 	return ""
 }
 
-// told are the events of a heartbeat: that the agent arrived, and what its clock
-// does ("": nothing).
-func told(a *fleet.Agent, arrived bool, clock string, now time.Time) ([]event.Event, error) {
+// told are the events of a heartbeat: that the agent's process is another one and
+// the one before never said that it stops, that the agent arrived, or stops, and
+// what its clock does ("": nothing). Of an agent that was not known was is empty
+// but for its name.
+func told(was, a *fleet.Agent, arrived bool, clock string, now time.Time) ([]event.Event, error) {
 	var out []event.Event
-	add := func(typ string, detail any) error {
+	var errs error
+	tell := func(typ string, detail any) {
 		e, err := event.New(typ, a.Cluster, event.Subject{Kind: event.KindAgent, ID: a.ID, Name: a.Name}, now,
 			operation.Actor{ID: a.ID, Kind: event.KindAgent, Name: a.Name}, detail, a.ID, a.Boot, fmt.Sprint(now.UnixMilli()))
-		out = append(out, e)
-		return err
+		out, errs = append(out, e), errors.Join(errs, err)
+	}
+	another := was.Boot != a.Boot
+	if !a.Stopping && another && was.Boot != "" && !was.Stopping {
+		tell(event.TypeAgentRestarted, event.AgentRestartedDetail{Version: a.Version, Boot: a.Boot, Before: was.Boot, LastSeen: was.LastSeen})
 	}
 	if arrived {
-		if err := add(event.TypeAgentOnline, map[string]any{"version": a.Version, "boot": a.Boot}); err != nil {
-			return nil, err
-		}
+		tell(event.TypeAgentOnline, event.AgentOnlineDetail{Version: a.Version, Boot: a.Boot})
+	}
+	if a.Stopping && (another || !was.Stopping) {
+		tell(event.TypeAgentStopping, event.AgentStoppingDetail{Version: a.Version, Boot: a.Boot, Leases: a.Leases})
 	}
 	if clock != "" {
-		if err := add(clock, event.ClockDetail{SkewMS: a.SkewMS, Boot: a.Boot}); err != nil {
-			return nil, err
-		}
+		tell(clock, event.ClockDetail{SkewMS: a.SkewMS, Boot: a.Boot})
 	}
-	return out, nil
+	return out, errs
 }
 
 // reporter gives or keeps the lease on reporting the inventory: one agent of a

@@ -131,12 +131,15 @@ func TestShippedRules(t *testing.T) {
 		{"agent-silent", 2 * h, []event.Event{
 			fact(0, "agent.silent", "a1"), fact(30*time.Second, "agent.online", "a1"),
 			fact(10*m, "agent.silent", "a1"), fact(20*m, "agent.online", "a1"), fact(30*m, "agent.silent", "a2"), fact(60*m, "agent.removed", "a2"),
+			fact(70*m, "agent.stopping", "a1"), fact(71*m, "agent.restarted", "a1"), fact(80*m, "agent.silent", "a1"), fact(85*m, "agent.stopping", "a1"),
 		}, []string{
 			"0s pending agent-silent{id-of-a1} condition_holds", "30s resolved agent-silent{id-of-a1} withdrawn",
 			"10m0s pending agent-silent{id-of-a1} condition_holds", "11m0s firing agent-silent{id-of-a1} condition_holds",
 			"20m0s resolved agent-silent{id-of-a1} condition_ended",
 			"30m0s pending agent-silent{id-of-a2} condition_holds", "31m0s firing agent-silent{id-of-a2} condition_holds",
 			"1h0m0s resolved agent-silent{id-of-a2} condition_ended",
+			"1h20m0s pending agent-silent{id-of-a1} condition_holds", "1h21m0s firing agent-silent{id-of-a1} condition_holds",
+			"1h25m0s resolved agent-silent{id-of-a1} condition_ended",
 		}},
 		{"agent-clock-skewed", 2 * h, []event.Event{
 			fact(0, "agent.clock_skewed", "a1", "skew_ms", 3600000), fact(m, "agent.clock_ok", "a1"),

@@ -21,6 +21,7 @@ var Severities = []string{Info, Warning, Error, Critical}
 // Types that the plane itself makes.
 const (
 	TypeGap             = "stream.gap"
+	TypeUnreadable      = "stream.unreadable"
 	TypeManualChange    = "manual.change"
 	TypeAgentOnline     = "agent.online"
 	TypeAgentSilent     = "agent.silent"
@@ -101,8 +102,8 @@ var catalogue = []About{
 
 	{TypeAgentOnline, Info, "The agent was heard of for the first time, or again.", AgentOnlineDetail{}},
 	{TypeAgentSilent, Error, "The agent was not heard of for longer than it may be.", AgentSilentDetail{}},
-	{TypeAgentStopping, Info, "The agent said that it stops.", nil},
-	{TypeAgentRestarted, Info, "The agent's process started anew.", nil},
+	{TypeAgentStopping, Info, "The agent said that it stops; it will not be called silent.", AgentStoppingDetail{}},
+	{TypeAgentRestarted, Info, "The agent's process is another one, and the one before did not say that it stops.", AgentRestartedDetail{}},
 	{TypeClockSkewed, Warning, "The agent's wall clock is far from the plane's: the times of its events are wrong.", ClockDetail{}},
 	{TypeClockOK, Info, "The agent's wall clock is near the plane's again.", ClockDetail{}},
 	{TypeAgentRemoved, Info, "The agent was not heard of for so long that it is listed no more.", AgentSilentDetail{}},
@@ -112,13 +113,16 @@ var catalogue = []About{
 	{TypeManualChange, Warning, "A person recorded a repair made by hand.", ManualChangeDetail{}},
 	{TypeDeadLetter, Error, "A message was put aside after too many tries, or because nobody understands it.", DeadLetterDetail{}},
 	{TypeGap, Warning, "Reported events were lost; detail has the agent and the numbers that are missing.", GapDetail{}},
+	{TypeUnreadable, Error, "Stored events cannot be read; this stands in their place, and detail has their sequences.", UnreadableDetail{}},
 
-	{"alert.pending", Info, "An alert rule's condition holds, but not for long enough yet.", nil},
-	{"alert.firing", Error, "An alert rule's condition holds.", nil},
-	{"alert.flapping", Error, "An alert fires and resolves again and again; it is told no more until it is steady.", nil},
-	{"alert.resolved", Info, "An alert rule's condition no longer holds.", nil},
-	{"alert.acknowledged", Info, "A person took an alert on.", nil},
-	{"alert.groups_folded", Warning, "A rule has so many groups in a stream that those over the limit are one.", nil},
+	{"alert.pending", Info, "An alert rule's condition holds, but not for long enough yet.", AlertDetail{}},
+	{"alert.firing", Error, "An alert rule's condition holds.", AlertDetail{}},
+	{"alert.flapping", Error, "An alert fires and resolves again and again; it is told no more until it is steady.", AlertDetail{}},
+	{"alert.resolved", Info, "An alert rule's condition no longer holds.", AlertDetail{}},
+	{"alert.silenced", Info, "A silence began for an alert that fires; it is told no more.", AlertDetail{}},
+	{"alert.unsilenced", Info, "No silence is in force any more for an alert that fires; that it fires is told again.", AlertDetail{}},
+	{"alert.acknowledged", Info, "A person took an alert on.", AlertAcknowledgedDetail{}},
+	{"alert.groups_folded", Warning, "A rule has so many groups in a stream that those over the limit are one.", AlertDetail{}},
 	{TypeNotifyFailed, Error, "A receiver could not be told of an alert, and nothing more is tried; detail names the delivery.", NotifyFailedDetail{}},
 	{TypeNotifyDisabled, Error, "A receiver answered that it is gone, and is told no more until it is enabled.", NotifyDisabledDetail{}},
 }

@@ -113,6 +113,21 @@ type AgentOnlineDetail struct {
 	Boot    string `json:"boot" doc:"Names the run of the agent's process"`
 }
 
+// AgentStoppingDetail is the detail of agent.stopping.
+type AgentStoppingDetail struct {
+	Version string `json:"version"`
+	Boot    string `json:"boot" doc:"Names the run of the agent's process"`
+	Leases  int    `json:"leases" doc:"Operations that it held when it said so; it hands them back, or finishes them"`
+}
+
+// AgentRestartedDetail is the detail of agent.restarted.
+type AgentRestartedDetail struct {
+	Version  string    `json:"version"`
+	Boot     string    `json:"boot" doc:"Names the run of the agent's process"`
+	Before   string    `json:"before" doc:"The run that ended without a word"`
+	LastSeen time.Time `json:"last_seen" doc:"When that one was heard of last"`
+}
+
 // AgentSilentDetail is the detail of agent.silent and agent.removed.
 type AgentSilentDetail struct {
 	LastSeen  time.Time `json:"last_seen"`
@@ -124,6 +139,74 @@ type AgentSilentDetail struct {
 type ClockDetail struct {
 	SkewMS int64  `json:"skew_ms" doc:"How far the agent's wall clock is ahead of the plane's, in milliseconds"`
 	Boot   string `json:"boot"`
+}
+
+// AlertDetail is the detail of an alert's transitions: the alert as it stood. Of
+// alert.groups_folded it is one that stands for all groups over the limit and has
+// no id, state and history.
+type AlertDetail struct {
+	ID           string            `json:"id"`
+	Rule         string            `json:"rule"`
+	RuleID       string            `json:"rule_id"`
+	RuleVersion  int64             `json:"rule_version"`
+	Cluster      string            `json:"cluster,omitempty" doc:"The cluster's id; absent: the plane"`
+	Stream       string            `json:"stream"`
+	Group        map[string]string `json:"group" doc:"The rule's keys with their values"`
+	Folded       bool              `json:"folded,omitempty" doc:"It stands for all groups over the limit"`
+	State        string            `json:"state" doc:"pending, firing or resolved"`
+	Severity     string            `json:"severity"`
+	Labels       map[string]string `json:"labels,omitempty"`
+	Summary      string            `json:"summary,omitempty"`
+	Runbook      string            `json:"runbook,omitempty"`
+	Since        time.Time         `json:"since" doc:"When the condition began to hold"`
+	FiredAt      *time.Time        `json:"fired_at,omitempty"`
+	ResolvedAt   *time.Time        `json:"resolved_at,omitempty"`
+	Reason       string            `json:"reason" doc:"Code of why it came into the state"`
+	Last         time.Time         `json:"last" doc:"When the last match was received"`
+	Count        int64             `json:"count" doc:"Matches"`
+	Evidence     []AlertEvidence   `json:"evidence" doc:"The first events that matched and the last ones, at most five each"`
+	Flapping     bool              `json:"flapping,omitempty"`
+	InhibitedBy  string            `json:"inhibited_by,omitempty" doc:"Id of the alert that keeps it from being told"`
+	SilencedBy   string            `json:"silenced_by,omitempty" doc:"Id of the silence that does"`
+	Acknowledged *AlertAck         `json:"acknowledged,omitempty"`
+	Subject      Subject           `json:"subject" doc:"What the event that set it off was about"`
+	Operation    string            `json:"operation,omitempty" doc:"Id of that event's operation"`
+	LastSubject  Subject           `json:"last_subject" doc:"What the last event that matched was about"`
+	LastOp       string            `json:"last_operation,omitempty" doc:"Id of that event's operation"`
+	History      []AlertStep       `json:"history" doc:"How it came into its states, the first and the last ones"`
+	GroupKey     string            `json:"group_key" doc:"Tells its group from the rule's others"`
+	Silence      string            `json:"silence,omitempty" doc:"Of alert.silenced and alert.unsilenced: id of the silence"`
+}
+
+// AlertEvidence is an event by which an alert came about.
+type AlertEvidence struct {
+	Event    string    `json:"event" doc:"Its id"`
+	Type     string    `json:"type"`
+	Sequence int64     `json:"sequence"`
+	At       time.Time `json:"at" doc:"When it happened"`
+}
+
+// AlertStep is a line of an alert's history.
+type AlertStep struct {
+	At     time.Time `json:"at"`
+	State  string    `json:"state"`
+	Reason string    `json:"reason"`
+}
+
+// AlertAck says who took an alert on.
+type AlertAck struct {
+	By   operation.Actor `json:"by"`
+	At   time.Time       `json:"at"`
+	Note string          `json:"note,omitempty"`
+}
+
+// AlertAcknowledgedDetail is the detail of alert.acknowledged; the event's actor
+// took the alert on.
+type AlertAcknowledgedDetail struct {
+	ID    string            `json:"id" doc:"The alert's id"`
+	Rule  string            `json:"rule"`
+	Group map[string]string `json:"group" doc:"The rule's keys with their values"`
+	Note  string            `json:"note"`
 }
 
 // ClusterDetail is the detail of cluster.created and cluster.deleted.
@@ -170,4 +253,11 @@ type GapDetail struct {
 	Boot    string `json:"boot" doc:"The run of its process that the numbers are of"`
 	From    int64  `json:"from" doc:"The first number that is missing"`
 	Through int64  `json:"through" doc:"The last one"`
+}
+
+// UnreadableDetail is the detail of stream.unreadable.
+type UnreadableDetail struct {
+	From    int64  `json:"from" doc:"The sequence of the first event that cannot be read"`
+	Through int64  `json:"through" doc:"That of the last one, which is this event's own"`
+	Reason  string `json:"reason"`
 }

@@ -30,7 +30,8 @@ type agentView struct {
 	Boot         string                `json:"boot"`
 	FirstSeen    time.Time             `json:"first_seen"`
 	LastSeen     time.Time             `json:"last_seen"`
-	SkewMS       int64                 `json:"skew_ms" doc:"How far its clock is ahead of the plane's"`
+	SkewMS       int64                 `json:"skew_ms" doc:"How far its wall clock is ahead of the plane's, in milliseconds, by its last heartbeat"`
+	ClockSkewed  bool                  `json:"clock_skewed" doc:"Its wall clock counts as wrong: 30 s off in two heartbeats in a row, until it is less than 10 s off in two"`
 	Leases       int                   `json:"leases"`
 	Capacity     int                   `json:"capacity"`
 	Stopping     bool                  `json:"stopping"`
@@ -38,7 +39,7 @@ type agentView struct {
 
 func (a *API) viewAgent(g fleet.Agent) agentView {
 	return agentView{ID: g.ID, Name: g.Name, Cluster: g.Cluster, Online: g.Online(a.now(), a.cfg.Store.Timing.AgentSilent), Version: g.Version,
-		Capabilities: orEmpty(g.Capabilities), Boot: g.Boot, FirstSeen: g.FirstSeen, LastSeen: g.LastSeen, SkewMS: g.SkewMS, Leases: g.Leases,
+		Capabilities: orEmpty(g.Capabilities), Boot: g.Boot, FirstSeen: g.FirstSeen, LastSeen: g.LastSeen, SkewMS: g.SkewMS, ClockSkewed: g.ClockSkewed, Leases: g.Leases,
 		Capacity: g.Capacity, Stopping: g.Stopping}
 }
 
