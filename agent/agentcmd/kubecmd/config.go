@@ -44,6 +44,9 @@ type Inventory struct {
 	NodeLabels []string `json:"nodeLabels,omitempty"`
 	// Components names components by the charts that install them.
 	Components map[string]string `json:"components,omitempty"`
+	// ComponentNamespaces are where a component is installed, by its name, in place
+	// of the built-in ones: elsewhere its labels prove nothing.
+	ComponentNamespaces map[string][]string `json:"componentNamespaces,omitempty"`
 }
 
 // names of Kubernetes (RFC 1123): a namespace, an object.
@@ -84,7 +87,8 @@ func readConfig(path string) (Config, error) {
 
 func (c *Config) check() error {
 	i := c.Inventory
-	for name, n := range map[string]int{"inventory.excludeNamespaces": len(i.ExcludeNamespaces), "inventory.nodeLabels": len(i.NodeLabels), "inventory.components": len(i.Components)} {
+	for name, n := range map[string]int{"inventory.excludeNamespaces": len(i.ExcludeNamespaces), "inventory.nodeLabels": len(i.NodeLabels), "inventory.components": len(i.Components),
+		"inventory.componentNamespaces": len(i.ComponentNamespaces)} {
 		if n > maxNames {
 			return fmt.Errorf("%s has %d entries, the limit is %d", name, n, maxNames)
 		}
@@ -98,6 +102,14 @@ func (c *Config) check() error {
 	for chart, name := range i.Components {
 		if chart == "" || name == "" {
 			return fmt.Errorf("inventory.components: %q: %q: neither may be empty", chart, name)
+		}
+	}
+	for name, in := range i.ComponentNamespaces {
+		if name == "" || len(in) == 0 || len(in) > maxNames {
+			return fmt.Errorf("inventory.componentNamespaces: %q has %d namespaces, which must be 1 to %d of a named component", name, len(in), maxNames)
+		}
+		if k := slices.IndexFunc(in, func(n string) bool { return !labelShape.MatchString(n) }); k >= 0 {
+			return fmt.Errorf("inventory.componentNamespaces.%s[%d]: %q is no namespace", name, k, in[k])
 		}
 	}
 	return nil

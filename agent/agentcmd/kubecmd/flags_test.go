@@ -69,6 +69,9 @@ func TestBadConfig(t *testing.T) {
 		{"inventory: {excludeNamespaces: [a], excludeNamespaces: [b]}", "already set"},
 		{"inventory: {nodeLabels: [fine/one, 'not fine']}", "inventory.nodeLabels[1]"},
 		{"inventory: {components: {gpu-operator: ''}}", "inventory.components"},
+		{"inventory: {componentNamespaces: {gpu-operator: []}}", "inventory.componentNamespaces: \"gpu-operator\" has 0 namespaces"},
+		{"inventory: {componentNamespaces: {gpu-operator: [a, B]}}", "inventory.componentNamespaces.gpu-operator[1]: \"B\" is no namespace"},
+		{"inventory: {componentNamespaces: {gpu-operator: a}}", "componentNamespaces"},
 		{"inventory: {excludeNamespaces: [" + strings.Repeat("a,", 1001) + "]}", "1001 entries, the limit is 1000"},
 		{"deviceReset: {}", "deviceReset.image"},
 		{"deviceReset: {image: 'a b'}", "deviceReset.image"},
@@ -101,14 +104,15 @@ func TestBadConfig(t *testing.T) {
 func TestConfig(t *testing.T) {
 	t.Parallel()
 	f, err := parse(t, `
-inventory: {excludeNamespaces: [kube-system, monitoring], nodeLabels: [example.com/pool], components: {my-operator: operator}}
+inventory: {excludeNamespaces: [kube-system, monitoring], nodeLabels: [example.com/pool], components: {my-operator: operator}, componentNamespaces: {operator: [ours]}}
 deviceReset: {image: host:1, serviceAccount: reset, driverRoot: /run/nvidia/driver, releasePersistence: true, resetTimeout: 90s}
 `, "--device-reset-image", "host:2", "--kubeconfig", "/k", "--kube-context", "c", "--namespace", "n", "--node-name", "gpu-1.example", "--pod-name", "p", "--pod-uid", "u", "--kube-qps", "7.5", "--kube-burst", "9")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Config{
-		Inventory:   Inventory{ExcludeNamespaces: []string{"kube-system", "monitoring"}, NodeLabels: []string{"example.com/pool"}, Components: map[string]string{"my-operator": "operator"}},
+		Inventory: Inventory{ExcludeNamespaces: []string{"kube-system", "monitoring"}, NodeLabels: []string{"example.com/pool"}, Components: map[string]string{"my-operator": "operator"},
+			ComponentNamespaces: map[string][]string{"operator": {"ours"}}},
 		DeviceReset: &DeviceReset{Job: Job{Image: "host:2", ServiceAccount: "reset"}, DriverRoot: "/run/nvidia/driver", ReleasePersistence: true, ResetTimeout: Duration(90 * time.Second)},
 	}
 	if diff := cmp.Diff(want, f.config); diff != "" {

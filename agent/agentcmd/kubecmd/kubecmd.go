@@ -30,7 +30,8 @@ func (f *flags) open(env agentcmd.Env) (*agentcmd.Opened, error) {
 	o.Version, o.Log = env.Version, env.Log
 	e, err := kube.Open(kube.Options{
 		Cluster: o, Exclude: f.config.Inventory.ExcludeNamespaces, Labels: f.config.Inventory.NodeLabels, Components: f.config.Inventory.Components,
-		Device: f.config.DeviceReset.config(), Component: f.config.ComponentUpgrade.config(),
+		Namespaces: f.config.Inventory.ComponentNamespaces,
+		Device:     f.config.DeviceReset.config(), Component: f.config.ComponentUpgrade.config(),
 	})
 	if err != nil {
 		return nil, err

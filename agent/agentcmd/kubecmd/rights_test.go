@@ -149,7 +149,7 @@ func chartRights(features []feature) string {
 	}
 	b.WriteString(`hostHelper:
   namespace:
-    # keep its node's report, one ConfigMap
+    # keep its node's report, one ConfigMap (an admission policy sees to that)
     - apiGroups: [""]
       resources: ["configmaps"]
       verbs: [get, create, update]

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -26,6 +27,10 @@ type Options struct {
 	// Components names components by the charts that install them, beside the
 	// built-in ones.
 	Components map[string]string
+	// Namespaces are where components are installed, by their names, in place of the
+	// built-in ones. A component that may be upgraded is looked for where its release
+	// is, too.
+	Namespaces map[string][]string
 	// Device is how device.reset runs its Jobs; off unless Enabled.
 	Device device.Config
 	// Component is what component.upgrade may upgrade; nothing unless it names any.
@@ -49,7 +54,7 @@ func Open(o Options) (*Executor, error) {
 		return nil, err
 	}
 	inv, err := inventory.Open(inventory.Options{
-		Cluster: c, Exclude: o.Exclude, Labels: o.Labels, Components: o.Components,
+		Cluster: c, Exclude: o.Exclude, Labels: o.Labels, Components: o.Components, Namespaces: namespaces(o, c.Namespace),
 		Cordon: node.CordonOf, Judge: node.Blockers(c.Now),
 	})
 	if err != nil {
@@ -60,6 +65,21 @@ func Open(o Options) (*Executor, error) {
 		e.types[t.Name] = t
 	}
 	return e, nil
+}
+
+// namespaces are where components are looked for: as the options say, and where
+// the releases are that may be upgraded. own is the agent's.
+func namespaces(o Options, own string) map[string][]string {
+	out := map[string][]string{}
+	maps.Copy(out, o.Namespaces)
+	for name, c := range o.Component.Components {
+		known, ok := out[name]
+		if !ok {
+			known = inventory.ComponentNamespaces(name, own)
+		}
+		out[name] = append(slices.Clone(known), c.Namespace)
+	}
+	return out
 }
 
 // Close stops watching the cluster.

@@ -30,6 +30,45 @@ var builtinComponents = map[string]string{
 	"kai-scheduler":         "kai-scheduler",
 }
 
+// builtinNamespaces are where components are installed, as their makers' guides
+// say. Labels are no proof: whoever may make a Deployment in a namespace of their
+// own can write on it what they like. What has the labels of a component and is
+// elsewhere is reported beside it, under a name that says where it is, and is not
+// taken for it. Options.Namespaces replaces a component's.
+//
+// https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/getting-started.html
+// https://docs.nvidia.com/datacenter/cloud-native/openshift/latest/install-gpu-ocp.html
+// https://docs.nvidia.com/networking/display/kubernetes25100/getting-started-kubernetes.html
+// https://docs.nvidia.com/dynamo/kubernetes-deployment/deployment-guide/installation-guide
+// https://instinct.docs.amd.com/projects/gpu-operator/en/latest/installation/kubernetes-helm.html
+// https://lws.sigs.k8s.io/docs/installation/
+var builtinNamespaces = map[string][]string{
+	"operator":              {"opsplane", "opsplane-system"},
+	"gpu-operator":          {"gpu-operator", "nvidia-gpu-operator"},
+	"dynamo-platform":       {"dynamo-system"},
+	"network-operator":      {"nvidia-network-operator", "network-operator"},
+	"nvidia-dra-driver-gpu": {"nvidia-dra-driver-gpu"},
+	"nvidia-device-plugin":  {"nvidia-device-plugin", "gpu-operator", "nvidia-gpu-operator"},
+	"dcgm-exporter":         {"gpu-operator", "nvidia-gpu-operator"},
+	"amd-gpu-operator":      {"kube-amd-gpu"},
+	"lws":                   {"lws-system"},
+	"grove":                 {"grove-system", "dynamo-system"},
+	"kai-scheduler":         {"kai-scheduler", "dynamo-system"},
+}
+
+// system is a namespace that only administrators install into.
+const system = "kube-system"
+
+// ComponentNamespaces are the namespaces in which a component is looked for unless
+// Options.Namespaces names others; own is the agent's.
+func ComponentNamespaces(name, own string) []string {
+	out := append([]string{system}, builtinNamespaces[name]...)
+	if name == "agent" && own != "" {
+		out = append(out, own)
+	}
+	return out
+}
+
 // part says of which component a workload is a part.
 type part struct {
 	component string // what names it in the table: a chart or an app's name
@@ -61,7 +100,8 @@ func partOf(o metav1.Object) part {
 	return part{}
 }
 
-// component is what is kept of an installed component.
+// component is what is kept of an installed component, or of what has the labels
+// of one.
 type component struct {
 	name, version string
 	healthy       bool
@@ -76,8 +116,25 @@ func (m *model) componentNamed(chart string) string {
 	return builtinComponents[chart]
 }
 
+// installed tells whether a namespace is one that the component is installed in.
+func (m *model) installed(name, namespace string) bool {
+	if given, ok := m.opts.Namespaces[name]; ok {
+		return slices.Contains(given, namespace)
+	}
+	own := ""
+	if m.opts.Cluster != nil {
+		own = m.opts.Cluster.Namespace
+	}
+	return slices.Contains(ComponentNamespaces(name, own), namespace)
+}
+
+// joinComponent makes a workload a part of its component; one that is where the
+// component is not installed, a part of NAMESPACE/COMPONENT.
 func (m *model) joinComponent(w *workload) {
 	name := m.componentNamed(w.part.component)
+	if name != "" && !m.installed(name, w.namespace) {
+		name = intern(w.namespace + "/" + name)
+	}
 	if w.part.component = name; name == "" {
 		return
 	}

@@ -43,6 +43,9 @@ type Options struct {
 	// Components names components by the charts that install them, beside the
 	// built-in ones.
 	Components map[string]string
+	// Namespaces are where a component is installed, by the component's name. They
+	// replace its ComponentNamespaces.
+	Namespaces map[string][]string
 	// Cordon tells who closed a node that is unschedulable.
 	Cordon func(node *corev1.Node) *protocol.Cordon
 	// Judge tells what a drain of the node would meet; nil: nothing is told. The

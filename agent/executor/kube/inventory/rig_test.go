@@ -46,7 +46,13 @@ func connect(t *testing.T, r *kuberig.Rig, user, namespace string) *cluster.Clus
 
 func follow(t *testing.T, r *kuberig.Rig, user, namespace string) *follower {
 	t.Helper()
-	i, err := Open(Options{Cluster: connect(t, r, user, namespace), Cordon: nodeop.CordonOf, Judge: nodeop.Blockers(time.Now), FoldWindow: 2 * time.Second, LookEvery: time.Second})
+	return followWith(t, Options{Cluster: connect(t, r, user, namespace)})
+}
+
+func followWith(t *testing.T, o Options) *follower {
+	t.Helper()
+	o.Cordon, o.Judge, o.FoldWindow, o.LookEvery = nodeop.CordonOf, nodeop.Blockers(time.Now), 2*time.Second, time.Second
+	i, err := Open(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +284,7 @@ func TestRigDevices(t *testing.T) {
 	f.event("node.joined", o.Name, 1)
 	c := r.Client(kuberig.Admin)
 	name := r.Name("slice")
-	id := func(n int) string { return fmt.Sprintf("GPU-%s-%04d-4b1c-8a11-0123456789ab", name[len(name)-8:], n) }
+	id := func(n int) string { return fmt.Sprintf("GPU-0%s-%04d-4b1c-8a11-0123456789ab", name[len(name)-7:], n) }
 	s := aSlice(name, o.Name, map[string]string{"uuid": strings.ToUpper(id(0)), "type": "gpu", "pciBusID": "00000000:3B:00.0"}, map[string]string{"uuid": id(1), "type": "gpu", "pciBusID": "0000:5e:00.0"})
 	s.ObjectMeta = metav1.ObjectMeta{Name: name}
 	made, err := c.ResourceV1().ResourceSlices().Create(t.Context(), s, metav1.CreateOptions{})

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 
@@ -10,7 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -281,7 +284,7 @@ func chart(o *appsv1.Deployment, label string) *appsv1.Deployment {
 
 func TestComponents(t *testing.T) {
 	t.Parallel()
-	w := newWorld(Options{Components: map[string]string{"in-house": "ours"}}).start(t)
+	w := newWorld(Options{Components: map[string]string{"in-house": "ours"}, Namespaces: map[string][]string{"gpu-operator": {"gpu"}}}).start(t)
 	op, worker := aDeployment("gpu", "gpu-operator", 1), aDeployment("gpu", "nfd", 1)
 	ds := &appsv1.DaemonSet{ObjectMeta: named("gpu", "driver", "uid-driver")}
 	ds.Labels["app.kubernetes.io/name"], ds.Labels["app.kubernetes.io/version"] = "gpu-operator", "v24.9.0"
@@ -326,6 +329,65 @@ func TestComponents(t *testing.T) {
 	w.remove(t, w.daemons, ds)
 	if got := w.told().Gone; !contains(got, "component/gpu-operator") {
 		t.Errorf("gone %v", got)
+	}
+}
+
+// Where a component is installed is known, or said; elsewhere its labels make
+// another of them, which takes nothing from it.
+func TestComponentsElsewhere(t *testing.T) {
+	t.Parallel()
+	at := func(namespace, label string) *appsv1.Deployment {
+		o := chart(aDeployment(namespace, "d", 0), label)
+		o.UID = types.UID(namespace + label)
+		return o
+	}
+	own := Options{Cluster: &cluster.Cluster{Namespace: "ops"}}
+	said := Options{Namespaces: map[string][]string{"gpu-operator": {"gpu", "more"}}}
+	for name, c := range map[string]struct {
+		options Options
+		at      *appsv1.Deployment
+		want    string
+	}{
+		"by the maker's guide":      {Options{}, at("gpu-operator", "gpu-operator-v1.0.0"), "gpu-operator v1.0.0"},
+		"OpenShift's":               {Options{}, at("nvidia-gpu-operator", "gpu-operator-v1.0.0"), "gpu-operator v1.0.0"},
+		"the administrators'":       {Options{}, at("kube-system", "nvidia-device-plugin-0.17.0"), "nvidia-device-plugin 0.17.0"},
+		"a tenant's":                {Options{}, at("team-a", "gpu-operator-v1.0.0"), "team-a/gpu-operator v1.0.0"},
+		"where another belongs":     {Options{}, at("lws-system", "gpu-operator-v1.0.0"), "lws-system/gpu-operator v1.0.0"},
+		"a subchart, elsewhere":     {Options{}, at("team-a", "dynamo-operator-1.0.0"), "team-a/dynamo-platform 1.0.0"},
+		"the agent's own":           {own, at("ops", "opsplane-agent-0.1.0"), "agent 0.1.0"},
+		"another agent":             {own, at("team-a", "opsplane-agent-0.1.0"), "team-a/agent 0.1.0"},
+		"the agent's is no other's": {own, at("ops", "gpu-operator-v1.0.0"), "ops/gpu-operator v1.0.0"},
+		"said":                      {said, at("more", "gpu-operator-v1.0.0"), "gpu-operator v1.0.0"},
+		"said, in place of others":  {said, at("gpu-operator", "gpu-operator-v1.0.0"), "gpu-operator/gpu-operator v1.0.0"},
+		"none at all":               {Options{}, at("team-a", "web-1.0.0"), ""},
+	} {
+		w := newWorld(c.options).start(t)
+		w.put(t, w.deployments, c.at)
+		got := ""
+		for _, x := range w.snapshot().Components {
+			got += x.Name + " " + x.Version
+			if x.UID != x.Name {
+				t.Errorf("%s: %+v", name, x)
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	// One who poses as it changes neither its version nor its health.
+	w := newWorld(Options{}).start(t)
+	w.put(t, w.deployments, at("gpu-operator", "gpu-operator-v1.0.0"))
+	one := int32(1)
+	for i := range 3 {
+		o := at(fmt.Sprintf("team-%d", i), "gpu-operator-v9.0.0")
+		o.Spec.Replicas = &one
+		setStatus(o, 0, 1, "ReplicaSetUpdated")
+		w.put(t, w.deployments, o)
+	}
+	for _, x := range w.snapshot().Components {
+		if posing := x.Name != "gpu-operator"; posing != (x.Version == "v9.0.0") || posing == x.Healthy {
+			t.Errorf("%+v", x)
+		}
 	}
 }
 

@@ -101,7 +101,7 @@ app.kubernetes.io/part-of: opsplane
 
 {{/* The agent's configuration file. */}}
 {{- define "opsplane-agent.config" -}}
-{{- $c := dict "inventory" (dict "excludeNamespaces" .Values.inventory.excludeNamespaces "nodeLabels" .Values.inventory.nodeLabels "components" .Values.inventory.components) -}}
+{{- $c := dict "inventory" (dict "excludeNamespaces" .Values.inventory.excludeNamespaces "nodeLabels" .Values.inventory.nodeLabels "components" .Values.inventory.components "componentNamespaces" .Values.inventory.componentNamespaces) -}}
 {{- $pull := list -}}
 {{- range .Values.imagePullSecrets }}{{ $pull = append $pull .name }}{{ end -}}
 {{- with .Values.deviceReset -}}
