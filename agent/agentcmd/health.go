@@ -1,6 +1,7 @@
 package agentcmd
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -75,8 +76,12 @@ func (h *health) ask() error {
 type part struct {
 	OK           bool     `json:"ok"`
 	HeardSeconds *float64 `json:"heard_seconds_ago,omitempty"`
+	Code         string   `json:"code,omitempty"` // of the reason, as operations name it
 	Detail       string   `json:"detail,omitempty"`
 }
+
+// coded is an error whose reason has a name.
+type coded interface{ Code() string }
 
 func ago(d time.Duration) *float64 {
 	if d < 0 {
@@ -122,6 +127,10 @@ func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 	if err := h.works(); err != nil {
 		out.Executor = part{Detail: inWords(err)}
+		var named coded
+		if errors.As(err, &named) {
+			out.Executor.Code = named.Code()
+		}
 	}
 	out.Ready = out.Plane.OK && out.Executor.OK && !s.Stopping
 	answer(w, out.Ready, out)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -138,9 +139,11 @@ func TestHealth(t *testing.T) {
 
 	s.set(errors.New("API server: token=opt_secret refused"))
 	eventually(t, "not ready without the executor", readyz(http.StatusServiceUnavailable, "API server"))
-	if _, body := get("/readyz"); strings.Contains(body, "opt_secret") {
-		t.Errorf("a secret in %s", body)
+	if _, body := get("/readyz"); strings.Contains(body, "opt_secret") || strings.Contains(body, `"code"`) {
+		t.Errorf("a secret, or a name for a reason that has none, in %s", body)
 	}
+	s.set(errors.Join(errors.New("one thing"), fmt.Errorf("another: %w", away{})))
+	eventually(t, "the reason's name", readyz(http.StatusServiceUnavailable, `"code": "api_unavailable"`))
 	if got, body := get("/healthz"); got != http.StatusOK {
 		t.Errorf("not alive: %d %s", got, body)
 	}
@@ -252,6 +255,12 @@ func TestHealthWithoutAnAnswer(t *testing.T) {
 		t.Errorf("asked %d times", asked)
 	}
 }
+
+// away is a reason with a name.
+type away struct{}
+
+func (away) Error() string { return "away" }
+func (away) Code() string  { return "api_unavailable" }
 
 type asks func() error
 

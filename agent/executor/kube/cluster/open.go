@@ -67,6 +67,7 @@ type Cluster struct {
 
 	callTimeout time.Duration
 	pause       func(point string, t *executor.Task)
+	pulse       *pulse // nil in a Cluster that was not opened
 }
 
 // DefaultNamespace is the agent's namespace where nothing names another.
@@ -82,17 +83,23 @@ func Open(o Options) (*Cluster, error) {
 	agent := "opsplane-agent/" + product(o.Version)
 	cfg.UserAgent = agent
 	cfg.WarningHandler = rest.NoWarnings{} // deprecations are no business of whoever is paged
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return &transport{next: next, agent: agent} })
+	p := &pulse{heard: time.Now()}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &transport{next: next, agent: agent, heard: p.note}
+	})
 	c := &Cluster{
 		Config: cfg, Log: o.Log, Now: o.Now, Namespace: cmp.Or(o.Namespace, DefaultNamespace), NodeName: o.NodeName,
 		PodName: o.PodName, PodUID: o.PodUID, Version: o.Version,
-		callTimeout: cmp.Or(o.CallTimeout, DefaultCallTimeout), pause: o.Pause,
+		callTimeout: cmp.Or(o.CallTimeout, DefaultCallTimeout), pause: o.Pause, pulse: p,
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if err := p.open(cfg); err != nil {
+		return nil, fmt.Errorf("open cluster: %w", err)
 	}
 	// The built-in types in their binary form cost both sides less; what is read
 	// through Dynamic has none.

@@ -35,6 +35,7 @@ type call struct {
 type transport struct {
 	next  http.RoundTripper
 	agent string
+	heard func(status int) // of every answer
 }
 
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -47,6 +48,9 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		c.method, c.path = req.Method, req.URL.Path
 	}
 	resp, err := t.next.RoundTrip(req)
+	if err == nil && t.heard != nil {
+		t.heard(resp.StatusCode)
+	}
 	if c != nil && err == nil {
 		if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
 			c.retryAfter = time.Duration(s) * time.Second

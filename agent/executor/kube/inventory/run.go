@@ -86,6 +86,7 @@ func (i *Inventory) run(ctx context.Context, o *Options, client kubernetes.Inter
 		m.settle()
 	}()
 	i.done.Go(func() { i.tick(ctx) })
+	i.done.Go(func() { o.Cluster.Pulse(ctx, func(err error) { h.heard("/readyz", "get", err) }) })
 }
 
 func (i *Inventory) tick(ctx context.Context) {
