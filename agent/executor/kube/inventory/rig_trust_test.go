@@ -90,7 +90,7 @@ func TestRigForeignReports(t *testing.T) {
 	keep(tenant, report.Name(victim.Name), victim.Name, forged)
 	keep(own, report.Name(other.Name), victim.Name, forged)
 	keep(own, "anything", victim.Name, forged)
-	f.node(victim.Name, "known", func(protocol.Node) bool { return true })
+	f.event("node.joined", victim.Name, 1)
 	has := func(uuid string) (on string) {
 		for _, d := range f.snapshot().Devices {
 			if d.UID == uuid {
