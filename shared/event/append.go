@@ -31,16 +31,18 @@ func Fit(evs []Event) int {
 	if roughBytes(evs) <= maxAppendBytes {
 		return len(evs) // so few bytes never need that many runs
 	}
+	const later = len(".000") // what a time may grow by when the append puts it later
 	runs, total, inRun, runBytes := 1, 0, 0, 0
 	for i := range evs {
 		b, err := encodeEvent(&evs[i])
 		if err != nil {
 			return max(i, 1) // the append tells why
 		}
-		if inRun == MaxRunEvents || inRun > 0 && runBytes+len(b)+1 > runRoom {
+		size := len(b) + later + 1
+		if inRun == MaxRunEvents || inRun > 0 && runBytes+size > runRoom {
 			runs, inRun, runBytes = runs+1, 0, 0
 		}
-		inRun, runBytes, total = inRun+1, runBytes+len(b)+1, total+len(b)+1
+		inRun, runBytes, total = inRun+1, runBytes+size, total+size
 		if runs > maxAppendRuns || total > maxAppendBytes {
 			return max(i, 1)
 		}
@@ -67,6 +69,10 @@ const runRoom = MaxRunBytes - 64
 // commits them together with writes of its own, and on a conflict on the head
 // reads it again and starts over. No events: no writes.
 //
+// What is kept is received at its ReceivedAt or at the stream's clock
+// (Head.Received), whichever is later: in a stream that never goes back, although
+// clocks differ and an append may be long under way. Number tells what is kept.
+//
 // The caller answers for it that no event is in the stream already, by a marker
 // in the same commit.
 func AppendWrites(head Head, headVersion int64, stream string, evs []Event) ([]ledger.Write, Head, error) {
@@ -88,10 +94,13 @@ func AppendWrites(head Head, headVersion int64, stream string, evs []Event) ([]l
 		encoded, bytes = nil, 0
 	}
 	for i := range evs {
-		e := &evs[i]
-		if err := check(e); err != nil {
+		if err := check(&evs[i]); err != nil {
 			return nil, head, err
 		}
+	}
+	evs = received(head, evs)
+	for i := range evs {
+		e := &evs[i]
 		b, err := encodeEvent(e)
 		if err != nil {
 			return nil, head, err
@@ -103,7 +112,7 @@ func AppendWrites(head Head, headVersion int64, stream string, evs []Event) ([]l
 			flush()
 		}
 		encoded, bytes, total = append(encoded, b), bytes+len(b)+1, total+len(b)+1
-		next.At = max(next.At, bound(e))
+		next.At, next.Received = max(next.At, bound(e)), max(next.Received, roundUp(e.ReceivedAt))
 	}
 	flush()
 	if runs := len(writes) - 1; runs > maxAppendRuns || total > maxAppendBytes {
@@ -126,10 +135,38 @@ func check(e *Event) error {
 	return nil
 }
 
-// Number returns the events with their place behind the head that they were
-// appended to.
-func Number(head Head, stream string, evs []Event) []Event {
+// received returns the events as a stream receives them that has the head: none
+// before the stream's clock, and none before the one in front of it.
+func received(head Head, evs []Event) []Event {
 	out := slices.Clone(evs)
+	last := time.UnixMilli(head.Received).UTC()
+	for i := range out {
+		if e := &out[i]; e.ReceivedAt.Before(last) {
+			e.ReceivedAt = last
+		} else {
+			last = e.ReceivedAt.UTC()
+		}
+	}
+	return out
+}
+
+// ClockWrite returns the write by which a stream's clock is at least the time, in
+// Unix milliseconds, conditional on the head as it was read: whatever is appended
+// behind it is received then or later. A clock that is there already is only held
+// to be so.
+func ClockWrite(head Head, headVersion int64, stream string, clock int64) ledger.Write {
+	key := record.StreamHeadKey(stream)
+	if headVersion == 0 || head.Received >= clock {
+		return ledger.Write{Kind: ledger.Check, Expect: headVersion, Item: ledger.Item{Key: key}}
+	}
+	head.Received = clock
+	return ledger.Write{Item: ledger.Item{Key: key, Data: record.Encode(head)}, Expect: headVersion}
+}
+
+// Number returns the events as they are kept (AppendWrites), with their place
+// behind the head that they were appended to.
+func Number(head Head, stream string, evs []Event) []Event {
+	out := received(head, evs)
 	for i := range out {
 		out[i].place(stream, max(head.Next, 1)+int64(i))
 	}
@@ -137,7 +174,7 @@ func Number(head Head, stream string, evs []Event) []Event {
 }
 
 // Append appends events to a stream in one commit with the writes of extra (nil:
-// none), and returns them with their place. When another append was faster it
+// none), and returns them as they are kept, with their place. When another append was faster it
 // reads the head again and calls extra again; an error of extra ends it and is
 // returned wrapped. A conflict on anything but the head is returned: it is for
 // the caller to judge.

@@ -62,7 +62,7 @@ func TestAppendWritesSplitsRuns(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				seq = r.end()
+				seq = r.end
 			}
 		})
 	}

@@ -88,25 +88,27 @@ func expireDetails(ctx context.Context, l ledger.Ledger, stream, family string, 
 	return n, keepDetailsAt(ctx, l, stream, family, next)
 }
 
-// takeDetails returns the writes for the runs that are wholly older, the sequence
-// behind the last of these, and whether one was not.
+// takeDetails returns the writes for the runs that are wholly older, a sequence
+// behind the beginning of the last of these and not behind its end, and whether
+// one was not older. Runs that cannot be read stay as they are.
 func takeDetails(stream, family string, items []ledger.Item, before int64) (writes []ledger.Write, through int64, over bool, err error) {
 	for _, it := range items {
-		r, err := decodeRun(stream, it)
+		first, err := firstOf(it.Key)
 		if err != nil {
 			return nil, 0, false, err
+		}
+		r, err := decodeRun(stream, it)
+		if err != nil {
+			through = first + 1
+			continue
 		}
 		if r.At >= before {
 			return writes, through, true, nil
 		}
-		data, changed, err := withoutDetails(it.Data, family)
-		if err != nil {
-			return nil, 0, false, fmt.Errorf("run %s: %w", it.Key, err)
-		}
-		if changed {
+		if data, changed, err := withoutDetails(it.Data, family); err == nil && changed {
 			writes = append(writes, ledger.Write{Item: ledger.Item{Key: it.Key, Data: data}, Expect: it.Version})
 		}
-		through = r.end()
+		through = r.end
 	}
 	return writes, through, false, nil
 }

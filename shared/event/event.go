@@ -81,7 +81,8 @@ type Event struct {
 	Cluster string `json:"-"`
 	// Timestamp is when it happened, as told by whoever saw it.
 	Timestamp time.Time `json:"at"`
-	// ReceivedAt is when the plane took it, by the plane's clock.
+	// ReceivedAt is when the plane took it, by the plane's clock. In a stream it
+	// never goes back: the append puts it later where it would.
 	ReceivedAt time.Time `json:"r"`
 	// Stream and Sequence are its place; the append gives them.
 	Stream   string          `json:"-"`

@@ -51,6 +51,18 @@ func TestReadersOnDynamoDB(t *testing.T) {
 	readersSeeEachEventOnce(t, openTable(t), 5)
 }
 
+// TestUnreadableOnDynamoDB: damaged runs end no stream.
+func TestUnreadableOnDynamoDB(t *testing.T) {
+	t.Parallel()
+	unreadableEvents(t, openTable(t))
+}
+
+// TestClockOnDynamoDB: what is appended is received in order.
+func TestClockOnDynamoDB(t *testing.T) {
+	t.Parallel()
+	clockNeverGoesBack(t, openTable(t))
+}
+
 // TestDetailsOnDynamoDB: details go, and readers go on.
 func TestDetailsOnDynamoDB(t *testing.T) {
 	t.Parallel()

@@ -32,6 +32,10 @@ type Head struct {
 	// At is a bound of time, in Unix milliseconds: no event of the stream
 	// happened or was received later. See run.
 	At int64 `json:"at,omitempty"`
+	// Received is the stream's clock, in Unix milliseconds: no event of the stream
+	// was received later, and none that comes is received before. It is 0 in heads
+	// of versions that did not keep it.
+	Received int64 `json:"received,omitempty"`
 }
 
 // run is a run's data.
@@ -40,21 +44,26 @@ type run struct {
 	// stream: what is looked for by time is found by halving.
 	At     int64   `json:"at"`
 	Events []Event `json:"-"`
+
+	first, end int64 // the sequences of its first event and behind its last
 }
 
 // storedEvent is an Event without its methods: it is encoded by the fields'
 // tags.
 type storedEvent Event
 
-// bound is the time that an event pushes At to: rounded up, so that it stays a
+// bound is the time that an event pushes At to, rounded up so that it stays a
 // bound.
 func bound(e *Event) int64 {
 	at := e.ReceivedAt
 	if h := e.Happened(); h.After(at) {
 		at = h
 	}
-	return at.Add(time.Millisecond - time.Nanosecond).UnixMilli()
+	return roundUp(at)
 }
+
+// roundUp is the time in whole Unix milliseconds, the next one for a part of one.
+func roundUp(t time.Time) int64 { return t.Add(time.Millisecond - time.Nanosecond).UnixMilli() }
 
 // encodeEvent writes one event as it stands in a run.
 func encodeEvent(e *Event) ([]byte, error) {
@@ -76,7 +85,7 @@ func encodeRun(at int64, events [][]byte) []byte {
 	return b.Bytes()
 }
 
-// decodeRun reads a run, and gives its events their place.
+// decodeRun reads a run, and gives its events their place. It has one at least.
 func decodeRun(stream string, it ledger.Item) (run, error) {
 	first, err := firstOf(it.Key)
 	if err != nil {
@@ -89,7 +98,10 @@ func decodeRun(stream string, it ledger.Item) (run, error) {
 	if err := json.Unmarshal(it.Data, &v); err != nil {
 		return run{}, fmt.Errorf("decode run %s: %w", it.Key, err)
 	}
-	r := run{At: v.At, Events: make([]Event, len(v.Events))}
+	if len(v.Events) == 0 {
+		return run{}, fmt.Errorf("decode run %s: it has no events", it.Key)
+	}
+	r := run{At: v.At, Events: make([]Event, len(v.Events)), first: first, end: first + int64(len(v.Events))}
 	for i, s := range v.Events {
 		e := Event(s)
 		e.place(stream, first+int64(i))
@@ -173,13 +185,9 @@ func runAt(ctx context.Context, l ledger.Reader, stream string, seq int64) (r ru
 	if len(p.Items) == 0 {
 		return run{}, false, nil
 	}
-	r, err = decodeRun(stream, p.Items[0])
+	r, err = readRun(ctx, l, stream, p.Items[0])
 	return r, err == nil, err
 }
-
-// first and end are the sequences of a run's first event and behind its last.
-func (r *run) first() int64 { return r.Events[0].Sequence }
-func (r *run) end() int64   { return r.Events[len(r.Events)-1].Sequence + 1 }
 
 // seek returns the first sequence in [from, end) whose run has an event at or
 // after the time (Unix milliseconds), or end. It halves, so it reads a few runs
@@ -192,14 +200,14 @@ func seek(ctx context.Context, l ledger.Reader, stream string, from, end, at int
 			return 0, err
 		}
 		switch {
-		case !ok || len(r.Events) == 0 || r.end() <= mid:
+		case !ok || r.end <= mid:
 			return 0, &holeError{stream, mid}
 		case r.At < at:
-			from = min(r.end(), end)
-		case r.first() <= from:
+			from = min(r.end, end)
+		case r.first <= from:
 			return from, nil
 		default:
-			end = r.first()
+			end = r.first
 		}
 	}
 	return from, nil

@@ -54,8 +54,8 @@ func (s *scan) peek(ctx context.Context) (*Event, error) {
 
 // pass steps over the next event.
 func (s *scan) pass() {
+	s.next = s.buffer[0].Sequence + 1 // one may stand for several
 	s.buffer = s.buffer[1:]
-	s.next++
 }
 
 // fetch fills the buffer from next on. The first time it finds the run that next
@@ -67,13 +67,13 @@ func (s *scan) fetch(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if !ok || len(r.Events) == 0 || r.end() <= s.next {
+		if !ok || r.end <= s.next {
 			return &holeError{s.stream, s.next}
 		}
 		if since := s.q.Since; !since.IsZero() && r.At < since.UnixMilli() {
 			// Every event so far happened before since: look for the first that
 			// may not have.
-			s.next, err = seek(ctx, s.l, s.stream, r.end(), s.end, since.UnixMilli())
+			s.next, err = seek(ctx, s.l, s.stream, r.end, s.end, since.UnixMilli())
 			s.fetched = s.next >= s.end
 			return err
 		}
@@ -93,15 +93,15 @@ func (s *scan) fetch(ctx context.Context) error {
 	}
 	at := s.next
 	for _, it := range p.Items {
-		r, err := decodeRun(s.stream, it)
+		r, err := readRun(ctx, s.l, s.stream, it)
 		if err != nil {
 			return err
 		}
-		if len(r.Events) == 0 || r.first() != at {
+		if r.first != at {
 			break
 		}
 		s.fill(r, at)
-		at = r.end()
+		at = r.end
 	}
 	if len(s.buffer) == 0 {
 		return &holeError{s.stream, s.next}
@@ -111,10 +111,10 @@ func (s *scan) fetch(ctx context.Context) error {
 
 // fill adds the events of a run from the sequence on.
 func (s *scan) fill(r run, from int64) {
-	s.perRun = len(r.Events)
-	events := r.Events[from-r.first():]
-	if r.end() > s.end {
-		events = events[:max(s.end-from, 0)]
+	s.perRun = int(r.end - r.first)
+	for i := range r.Events {
+		if seq := r.Events[i].Sequence; seq >= from && seq < s.end {
+			s.buffer = append(s.buffer, r.Events[i])
+		}
 	}
-	s.buffer = append(s.buffer, events...)
 }
