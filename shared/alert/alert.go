@@ -37,6 +37,7 @@ const (
 	ReasonFlapping  = "flapping"
 	ReasonSteady    = "steady"          // it flaps no more
 	ReasonUnmuted   = "inhibition_over" // what inhibited it is resolved
+	ReasonSilenced  = "silenced"
 	ReasonUnsilence = "silence_over"
 	ReasonChanged   = "rule_changed"
 	ReasonDisabled  = "rule_disabled"
@@ -94,10 +95,13 @@ type Alert struct {
 	InhibitedBy string `json:"inhibited_by,omitempty"`
 	SilencedBy  string `json:"silenced_by,omitempty"`
 	Acked       *Ack   `json:"acknowledged,omitempty"`
-	// Subject and Operation are those of the event that set it off.
-	Subject   event.Subject `json:"subject"`
-	Operation string        `json:"operation,omitempty"`
-	History   []Step        `json:"history"`
+	// Subject and Operation are those of the event that set it off, LastSubject and
+	// LastOperation those of the last match.
+	Subject       event.Subject `json:"subject"`
+	Operation     string        `json:"operation,omitempty"`
+	LastSubject   event.Subject `json:"last_subject"`
+	LastOperation string        `json:"last_operation,omitempty"`
+	History       []Step        `json:"history"`
 	// GroupKey is the item that has what changes while the alert is open.
 	GroupKey string `json:"group_key"`
 }
@@ -137,6 +141,20 @@ type Transition struct {
 	N int64
 	// Happened is when the event that caused it happened, zero for a timer's.
 	Happened time.Time
+	// Silence is the one that a TypeSilenced or TypeUnsilenced is about.
+	Silence string
+}
+
+// Detail is what the transition's event says: the alert, and the silence that it
+// is about.
+func (t *Transition) Detail() any {
+	if t.Silence == "" {
+		return &t.Alert
+	}
+	return struct {
+		*Alert
+		Silence string `json:"silence"`
+	}{&t.Alert, t.Silence}
 }
 
 // Types of the events of alerts.
@@ -146,6 +164,10 @@ const (
 	TypeFlapping = "alert.flapping"
 	TypeResolved = "alert.resolved"
 	TypeFolded   = "alert.groups_folded"
+	// TypeSilenced and TypeUnsilenced: a silence began for an alert that fires, or
+	// is in force no more. The latter is followed by a TypeFiring.
+	TypeSilenced   = "alert.silenced"
+	TypeUnsilenced = "alert.unsilenced"
 )
 
 // summary fills a rule's summary in: "{subject}" is the name of what the last

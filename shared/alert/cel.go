@@ -12,10 +12,11 @@ import (
 
 // Limits of expressions.
 const (
-	// MaxCost bounds what an expression may be estimated to cost at save, in
-	// CEL's units, and RunCost what one evaluation of it may cost.
-	MaxCost = 200_000
+	// RunCost bounds what one evaluation of an expression may cost, in CEL's units,
+	// and MaxCost what it may be estimated to cost at save: what is saved also runs
+	// to its end, unless events are larger than the estimate takes them to be.
 	RunCost = 50_000
+	MaxCost = RunCost
 	// freeCost: what is estimated below it is not metered when it runs.
 	freeCost = 200
 	// maxRegexProgram bounds a regular expression, in instructions of its
@@ -211,6 +212,18 @@ type Meter struct {
 	Cost      int64 // of metered expressions, in CEL's units
 	Folded    int64 // groups that were folded into "(other)"
 	Timers    int64 // timers that came
+	// Failed are the Errors by the rule's name.
+	Failed map[string]int64
+}
+
+func (m *Meter) failed(rule string, n int64) {
+	if n == 0 {
+		return
+	}
+	if m.Failed == nil {
+		m.Failed = map[string]int64{}
+	}
+	m.Failed[rule] += n
 }
 
 // Add adds the other's counts.
@@ -223,4 +236,7 @@ func (m *Meter) Add(o Meter) {
 	m.Cost += o.Cost
 	m.Folded += o.Folded
 	m.Timers += o.Timers
+	for rule, n := range o.Failed {
+		m.failed(rule, n)
+	}
 }

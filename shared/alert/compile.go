@@ -34,7 +34,8 @@ type clause struct {
 	when *program
 }
 
-// Compile checks a rule whole and makes it ready. The error is Faults.
+// Compile checks a rule whole and makes it ready. The error is Faults, and with it
+// there is no rule.
 func Compile(r Rule, ruleID string, version int64) (*Compiled, error) {
 	return compileRule(r, ruleID, version, false)
 }
@@ -82,7 +83,10 @@ func compileRule(r Rule, ruleID string, version int64, metered bool) (*Compiled,
 			c.clusters[x] = true
 		}
 	}
-	return c, f.orNil()
+	if err := f.orNil(); err != nil {
+		return nil, err // a condition that did not compile would hold for everything
+	}
+	return c, nil
 }
 
 // Digest tells one meaning of a rule from another. What is only shown (texts,

@@ -46,18 +46,27 @@ type Group struct {
 	// What is told.
 	Alert     *open  `json:"alert,omitempty"`
 	Flapping  bool   `json:"flapping,omitempty"`
-	MuteUntil int64  `json:"mute_until,omitempty"`
+	MuteUntil int64  `json:"mute_until,omitempty"` // when its silences are looked at again
 	Count     int64  `json:"count,omitempty"`
 	Evidence  []seen `json:"evidence,omitempty"`
 
+	// Subject and Operation are those of the last match, Cause has those of the event
+	// CauseSeq.
 	Subject   event.Subject `json:"subject,omitzero"`
 	Operation string        `json:"op,omitempty"`
+	Cause     about         `json:"cause_of,omitzero"`
 
 	key    groupKey
 	hash   string
 	heap   int   // its place among the timers; -1: none
 	weight int   // bytes, when it was changed last
 	due    int64 // its next timer; 0: none
+}
+
+// about is what an event is about.
+type about struct {
+	Subject   event.Subject `json:"subject,omitzero"`
+	Operation string        `json:"op,omitempty"`
 }
 
 // open is an alert that is not resolved.
@@ -71,6 +80,7 @@ type open struct {
 	SilencedBy  string `json:"silenced,omitempty"`
 	InhibitedBy string `json:"inhibited,omitempty"`
 	History     []Step `json:"history,omitempty"`
+	Cause       about  `json:"cause,omitzero"`
 }
 
 // sample is a match, or several at one time, or a value that was last seen then.
@@ -141,7 +151,7 @@ type input struct {
 // apply takes an event. The effects are those that it has on the alert.
 func (g *Group) apply(c *Compiled, in *input) []effect {
 	g.Seq, g.Touched = in.seq, in.clock
-	x := &step{g: g, c: c, clock: in.clock, seq: in.seq, happened: in.e.Timestamp.UnixMilli(), why: ReasonEnded}
+	x := &step{g: g, c: c, clock: in.clock, seq: in.seq, happened: in.e.Timestamp.UnixMilli(), e: in.e, why: ReasonEnded}
 	if in.is&roleExpect != 0 {
 		g.ArmedUntil = 0
 		g.clear()
@@ -185,8 +195,12 @@ func (g *Group) begin(in *input) {
 func (g *Group) match(c *Compiled, in *input) {
 	g.Last = in.clock
 	if a := c.Rule.Absence; a != nil {
+		if g.Other { // one's event is no answer to what another waits for
+			return
+		}
 		if !g.Active && g.ArmedUntil == 0 {
 			g.fresh()
+			g.Cause = about{in.e.Subject, in.e.OperationID}
 			g.ArmedUntil, g.ArmedSeq, g.ArmedAt = in.clock+a.Within.ms(), in.seq, in.e.Timestamp.UnixMilli()
 		}
 		g.note(in)

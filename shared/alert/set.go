@@ -16,7 +16,7 @@ type Set struct {
 	byID     map[string]*Compiled
 	silences []*Matcher
 	gone     string          // why a rule that is not in it is not
-	inhibits map[string]bool // rules that others name as inhibitors
+	resting  map[string]bool // ids of rules that cannot be used for now
 
 	exact    map[string][]listed
 	families []listed // with their prefix
@@ -37,17 +37,19 @@ const seenTypes = 4096
 
 // NewSet makes the set. Rules that inhibit others come before them; where they
 // inhibit each other in a circle, which Cycle finds, the order is that of ids.
-func NewSet(rules []*Compiled, silences []*Matcher) *Set {
-	s := &Set{byID: map[string]*Compiled{}, silences: silences, gone: ReasonDeleted, inhibits: map[string]bool{}, exact: map[string][]listed{}, seen: map[string][]listed{}}
+// The resting are ids of rules that cannot be used for now: they judge nothing, and
+// their alerts stay as they are.
+func NewSet(rules []*Compiled, silences []*Matcher, resting ...string) *Set {
+	s := &Set{byID: map[string]*Compiled{}, silences: silences, gone: ReasonDeleted, resting: map[string]bool{}, exact: map[string][]listed{}, seen: map[string][]listed{}}
 	ranks := ranksOf(rules)
 	for _, c := range rules {
 		x := *c
 		x.rank = ranks[c.Rule.Name]
 		s.rules = append(s.rules, &x)
 		s.byID[x.ID] = &x
-		for _, in := range x.Rule.InhibitedBy {
-			s.inhibits[in.Rule] = true
-		}
+	}
+	for _, id := range resting {
+		s.resting[id] = true
 	}
 	slices.SortFunc(s.rules, func(a, b *Compiled) int {
 		return cmp.Or(cmp.Compare(a.rank, b.rank), strings.Compare(a.ID, b.ID))
@@ -127,16 +129,44 @@ func (s *Set) NeedsSpec(typ string) bool {
 	return slices.ContainsFunc(s.of(typ), func(l listed) bool { return l.c.NeedsSpec() })
 }
 
-// silenced returns the silence that covers the alert at the time and lasts
-// longest, or nil.
-func (s *Set) silenced(a *Alert, at time.Time) *Matcher { return Silenced(s.silences, a, at) }
+// silenced returns the id of the silence that covers the alert at the time and
+// lasts longest, or "", and when that may be another one, in Unix milliseconds: a
+// silence for it begins or ends; 0: none does.
+func (s *Set) silenced(a *Alert, at time.Time) (silence string, until int64) {
+	var best *Matcher
+	for _, m := range s.silences {
+		next := m.Silence.next(at)
+		if next.IsZero() || !m.Matches(a) {
+			continue
+		}
+		if t := roundUp(next); until == 0 || t < until {
+			until = t
+		}
+		if m.Silence.Active(at) && longer(m, best) {
+			best = m
+		}
+	}
+	if best == nil {
+		return "", until
+	}
+	return best.Silence.ID, until
+}
+
+// roundUp is the time in Unix milliseconds, the next one for a part of one: what
+// begins or ends then has done so.
+func roundUp(t time.Time) int64 { return t.Add(time.Millisecond - time.Nanosecond).UnixMilli() }
+
+// longer tells whether a silence lasts longer than the best so far.
+func longer(m, best *Matcher) bool {
+	return best == nil || m.Silence.EndsAt.After(best.Silence.EndsAt)
+}
 
 // Silenced returns the silence that covers the alert at the time and lasts
 // longest, or nil.
 func Silenced(silences []*Matcher, a *Alert, at time.Time) *Matcher {
 	var best *Matcher
 	for _, m := range silences {
-		if m.Silence.Active(at) && m.Matches(a) && (best == nil || m.Silence.EndsAt.After(best.Silence.EndsAt)) {
+		if m.Silence.Active(at) && m.Matches(a) && longer(m, best) {
 			best = m
 		}
 	}

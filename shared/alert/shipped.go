@@ -59,6 +59,9 @@ type Override struct {
 	For           *Duration `json:"for,omitempty"`
 	ResolveAfter  Duration  `json:"resolve_after,omitempty"`
 	KeepFiringFor *Duration `json:"keep_firing_for,omitempty"`
+	// OnChange says what becomes of alerts that are open when the override comes:
+	// OnChangeResolve or OnChangeKeep; the rule's own when empty.
+	OnChange string `json:"on_change,omitempty"`
 }
 
 // Apply returns the rule with what the override changes. Whether that makes sense
@@ -92,6 +95,9 @@ func (o *Override) Apply(r Rule) Rule {
 	}
 	if o.KeepFiringFor != nil {
 		r.KeepFiringFor = *o.KeepFiringFor
+	}
+	if o.OnChange != "" {
+		r.OnChange = o.OnChange
 	}
 	return r
 }

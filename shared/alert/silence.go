@@ -46,6 +46,18 @@ type Silence struct {
 // Active tells whether the silence is in force at the time.
 func (s *Silence) Active(at time.Time) bool { return !at.Before(s.StartsAt) && at.Before(s.EndsAt) }
 
+// next is when the silence begins or ends next, after the time; zero when it does
+// neither any more.
+func (s *Silence) next(at time.Time) time.Time {
+	switch {
+	case at.Before(s.StartsAt):
+		return s.StartsAt
+	case at.Before(s.EndsAt):
+		return s.EndsAt
+	}
+	return time.Time{}
+}
+
 // Matcher is a silence that is ready to match.
 type Matcher struct {
 	Silence  Silence

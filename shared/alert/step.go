@@ -2,6 +2,9 @@ package alert
 
 import (
 	"slices"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/event"
 )
 
 // effect is what a step does to what is told.
@@ -10,8 +13,9 @@ type effect struct {
 	state    State
 	reason   string
 	clock    int64
-	happened int64 // 0: a timer's
-	begins   bool  // it is a new alert
+	happened int64  // 0: a timer's
+	begins   bool   // it is a new alert
+	silence  string // that it is about
 }
 
 // step is one move of a group: by an event, or by a timer.
@@ -21,12 +25,13 @@ type step struct {
 	clock    int64
 	seq      int64
 	happened int64
-	why      string // a condition that ends, ends for this
+	e        *event.Event // nil for a timer
+	why      string       // a condition that ends, ends for this
 	effects  []effect
 }
 
 func (x *step) tell(kind string, state State, reason string, begins bool) {
-	x.effects = append(x.effects, effect{kind, state, reason, x.clock, x.happened, begins})
+	x.effects = append(x.effects, effect{kind: kind, state: state, reason: reason, clock: x.clock, happened: x.happened, begins: begins})
 }
 
 // holds tells whether the rule's condition holds.
@@ -44,6 +49,9 @@ func (x *step) settle() {
 			return
 		}
 		g.CauseSeq, g.CauseAt = x.seq, x.happened
+		if x.e != nil { // of what did not come, the cause is what it was expected after
+			g.Cause = about{x.e.Subject, x.e.OperationID}
+		}
 		if r.For == 0 {
 			x.fire()
 			return
@@ -143,7 +151,7 @@ const (
 	timerFor          // the condition held for long enough
 	timerClear        // keep_firing_for is over
 	timerSteady       // it flaps no more
-	timerMuted        // the silence is over
+	timerMuted        // a silence begins, or is over
 	timerGone         // nothing of the group counts any more
 )
 
@@ -159,7 +167,7 @@ func (g *Group) next(c *Compiled) (timer, int64) {
 		add(timerArmed, g.ArmedUntil)
 	}
 	if g.Active {
-		add(timerQuiet, g.Last+c.Rule.quiet().Milliseconds())
+		add(timerQuiet, g.Last+g.quiet(c).Milliseconds())
 	}
 	if g.Raw == Pending {
 		add(timerFor, g.PendingAt+c.Rule.For.ms())
@@ -179,9 +187,25 @@ func (g *Group) next(c *Compiled) (timer, int64) {
 	return which, at
 }
 
-// gone is when nothing of a group that waits for nothing counts any more.
+// otherQuiet is how long without a match ends what is folded at the latest, for what
+// would end it is taken to each group alone.
+const otherQuiet = 24 * time.Hour
+
+func (g *Group) quiet(c *Compiled) time.Duration {
+	if g.Other && c.Rule.ResolveAfter == 0 {
+		return min(c.Rule.quiet(), otherQuiet)
+	}
+	return c.Rule.quiet()
+}
+
+// gone is when nothing of a group that waits for nothing counts any more. Without
+// a window that is at once, but for the millisecond in which the event that it was
+// judged by last may be judged again for other groups' sake.
 func (g *Group) gone(c *Compiled) int64 {
-	keep := c.Rule.Window.ms() + Lateness.Milliseconds()
+	keep := int64(1)
+	if w := c.Rule.Window.ms(); w > 0 || g.Other { // that groups are folded is not told each time
+		keep = w + Lateness.Milliseconds()
+	}
 	if len(g.Open) > 0 {
 		keep = MaxSpan.Milliseconds()
 	}

@@ -1,6 +1,7 @@
 package alert
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -46,17 +47,19 @@ type Stream struct {
 	groups  map[groupKey]*Group
 	perRule map[string]int
 	folded  map[string]bool // rules that have an "(other)" group
+	muting  map[string]int  // alerts that keep others from being told: how many
 	timers  timers
 	dirty   map[groupKey]*Group // changed since the last Take
 	removed map[groupKey]*Group // likewise
 	weight  int                 // of the changed ones, in bytes
 	out     []Transition
+	err     error
 }
 
 // NewStream is a stream from a position, with the groups that were kept.
 func NewStream(name string, set *Set, at Position, groups []*Group) *Stream {
 	s := &Stream{
-		Name: name, Position: at, set: set, groups: map[groupKey]*Group{}, perRule: map[string]int{}, folded: map[string]bool{},
+		Name: name, Position: at, set: set, groups: map[groupKey]*Group{}, perRule: map[string]int{}, folded: map[string]bool{}, muting: map[string]int{},
 		dirty: map[groupKey]*Group{}, removed: map[groupKey]*Group{},
 	}
 	s.Position.Next = max(at.Next, 1)
@@ -75,6 +78,9 @@ func (s *Stream) put(g *Group) {
 	s.groups[g.key] = g
 	s.perRule[g.Rule]++
 	s.folded[g.Rule] = s.folded[g.Rule] || g.Other
+	if g.Alert != nil && g.Alert.InhibitedBy != "" {
+		s.muting[g.Alert.InhibitedBy]++
+	}
 }
 
 // Groups is how many groups there are.
@@ -124,8 +130,7 @@ func (s *Stream) Judge(v *Vars, full func() bool) bool {
 	if e.Sequence < s.Position.Next {
 		return true
 	}
-	if strings.HasPrefix(e.Type, "alert.") { // no rule judges what rules made
-		s.Position.Next = e.Sequence + 1
+	if s.PassOwn(e) {
 		return true
 	}
 	clock := max(s.Position.Clock, e.ReceivedAt.UnixMilli())
@@ -137,7 +142,9 @@ func (s *Stream) Judge(v *Vars, full func() bool) bool {
 			return false
 		}
 		if l.c.Covers(s.Name) {
+			errs := s.Meter.Errors
 			s.judge(l, v, clock)
+			s.Meter.failed(l.c.Rule.Name, s.Meter.Errors-errs)
 		}
 	}
 	s.Meter.Judged++
@@ -152,8 +159,12 @@ func (s *Stream) Judge(v *Vars, full func() bool) bool {
 // judged to its head at a time not before that. false: full ended it early.
 func (s *Stream) Tick(now time.Time, full func() bool) bool { return s.advance(now.UnixMilli(), full) }
 
+// Err is why the stream cannot go on, or nil: what it holds since the last Take is
+// not to be kept.
+func (s *Stream) Err() error { return s.err }
+
 func (s *Stream) advance(clock int64, full func() bool) bool {
-	if !s.Release(full) {
+	if s.err != nil || !s.Release(full) {
 		return false
 	}
 	for len(s.timers) > 0 && s.timers[0].due <= clock {
@@ -168,16 +179,19 @@ func (s *Stream) advance(clock int64, full func() bool) bool {
 		s.Meter.Timers++
 		if which == timerMuted {
 			s.remind(c, g, at)
-			s.changed(c, g)
-			continue
+		} else {
+			effects, removed := g.fireTimer(c, which, at)
+			if removed {
+				s.remove(g)
+				continue
+			}
+			s.tell(c, g, effects)
 		}
-		effects, removed := g.fireTimer(c, which, at)
-		if removed {
-			s.remove(g)
-			continue
-		}
-		s.tell(c, g, effects)
 		s.changed(c, g)
+		if again, next := g.next(c); again == which && next == due {
+			s.err = fmt.Errorf("let timer %d of rule %s come at %d: it is due then still", which, c.ID, due)
+			return false
+		}
 		if !s.Release(full) {
 			return false
 		}
@@ -192,7 +206,7 @@ func (s *Stream) judge(l listed, v *Vars, clock int64) {
 	if is == 0 {
 		return
 	}
-	g := s.group(c, is, values)
+	g, is := s.group(c, is, values)
 	if g == nil || g.Seq >= v.e.Sequence {
 		return
 	}
@@ -223,29 +237,33 @@ func (s *Stream) judge(l listed, v *Vars, clock int64) {
 	s.changed(c, g)
 }
 
-// group finds the group of a rule, or one for it that is not kept yet; nil
-// where the event cannot mean anything without one.
-func (s *Stream) group(c *Compiled, is roles, values []string) *Group {
+// group finds the group of a rule, or one for it that is not kept yet, and what the
+// event is to it; nil where the event cannot mean anything without one. Only what
+// matches or begins is taken to "(other)": what ends something in one group must not
+// end it for all that are folded.
+func (s *Stream) group(c *Compiled, is roles, values []string) (*Group, roles) {
 	key := keyOf(c.ID, values, false)
 	if g := s.groups[key]; g != nil {
-		return g
+		return g, is
 	}
 	most := s.MaxGroups
 	if most == 0 {
 		most = DefaultGroups
 	}
 	if s.perRule[c.ID] >= most || s.folded[c.ID] && s.perRule[c.ID] >= most-1 {
-		other := keyOf(c.ID, nil, true)
-		g := s.groups[other]
-		if g != nil || is&(roleMatch|roleBegin) == 0 {
-			return g
+		if is &= roleMatch | roleBegin; is == 0 {
+			return nil, 0
 		}
-		return &Group{Rule: c.ID, Digest: c.Digest, Other: true, key: other, heap: unknown}
+		other := keyOf(c.ID, nil, true)
+		if g := s.groups[other]; g != nil {
+			return g, is
+		}
+		return &Group{Rule: c.ID, Digest: c.Digest, Other: true, key: other, heap: unknown}, is
 	}
 	if is&(roleMatch|roleBegin) == 0 {
-		return nil
+		return nil, 0
 	}
-	return &Group{Rule: c.ID, Digest: c.Digest, Values: values, key: key, heap: unknown}
+	return &Group{Rule: c.ID, Digest: c.Digest, Values: values, key: key, heap: unknown}, is
 }
 
 // unknown as a group's place among the timers: it is not one of the stream's yet.
@@ -291,19 +309,20 @@ func (s *Stream) remove(g *Group) {
 	}
 }
 
-// SetRules takes other rules, and other silences, at a clock. full ends it early:
-// then it returns false, and is to be called again. What becomes of open alerts
-// is their rule's to say.
+// SetRules takes other rules, and other silences, at a clock, which must not be
+// later than the receipt of the next event to judge, or the next timer. full ends it early: then it
+// returns false, and is to be called again. What becomes of open alerts is their
+// rule's to say.
 func (s *Stream) SetRules(set *Set, mark string, now time.Time, full func() bool) bool {
 	clock := max(s.Position.Clock, now.UnixMilli())
-	s.set = set
+	s.set, s.Position.Clock = set, clock
 	for _, g := range s.sorted() {
 		if full() {
 			return false
 		}
 		s.renew(g, clock)
 	}
-	s.Position.Rules, s.Position.Clock = mark, clock
+	s.Position.Rules = mark
 	return true
 }
 
@@ -317,6 +336,16 @@ func (s *Stream) sorted() []*Group {
 		return compareKeys(a.key, b.key)
 	})
 	return out
+}
+
+// PassOwn steps over an event of alerts and tells whether it is one: no rule judges
+// what rules made.
+func (s *Stream) PassOwn(e *event.Event) bool {
+	if !strings.HasPrefix(e.Type, "alert.") {
+		return false
+	}
+	s.Pass(e)
+	return true
 }
 
 // Pass steps over an event unjudged.

@@ -191,30 +191,10 @@ func TestSilence(t *testing.T) {
 	}
 	want := []string{
 		"1m0s firing flaps{a} condition_holds sil_1", "1m0s firing flaps{b} condition_holds sil_1", "1m0s firing flaps{ab} condition_holds ",
-		"2m0s resolved flaps{b} condition_ended sil_1", "1h0m0s firing flaps{a} silence_over ",
+		"2m0s resolved flaps{b} condition_ended sil_1", "1h0m0s unsilenced flaps{a} silence_over ", "1h0m0s firing flaps{a} silence_over ",
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("told (-want +got):\n%s", d)
-	}
-}
-
-// Lifting a silence tells what still fires, at once; a silence that comes later is
-// seen on the alert.
-func TestSilenceIsLifted(t *testing.T) {
-	t.Parallel()
-	c := rule(t, flapping)
-	set := silenced(t, []*Compiled{c}, 0, time.Hour, Match{"rule", OpEqual, "flaps"})
-	s := NewStream(testStream, set, Position{}, nil)
-	if got := playOn(t, s, time.Minute, fact(0, "x.bad", "a")); len(got) != 1 {
-		t.Fatalf("told %v", got)
-	}
-	s.SetRules(NewSet([]*Compiled{c}, nil), "2", t0.Add(10*time.Minute), never)
-	if d := cmp.Diff([]string{"10m0s firing flaps{a} silence_over"}, lines(s.Take().Told)); d != "" {
-		t.Errorf("told (-want +got):\n%s", d)
-	}
-	s.SetRules(set, "3", t0.Add(20*time.Minute), never)
-	if x := s.Take(); len(x.Told) != 0 || len(x.Keep) != 1 || x.Keep[0].Alert.SilencedBy != "sil_1" {
-		t.Errorf("a later silence: %+v", x)
 	}
 }
 

@@ -17,27 +17,31 @@ func ms(t int64) time.Time { return time.UnixMilli(t).UTC() }
 func (s *Stream) tell(c *Compiled, g *Group, effects []effect) {
 	for _, x := range effects {
 		if x.begins || g.Alert == nil {
-			g.Alert = &open{ID: g.alertID(c, s.Name), Since: x.clock}
+			s.inhibit(g.Alert, "")
+			g.Alert = &open{ID: g.alertID(c, s.Name), Since: x.clock, Cause: g.Cause}
 		}
 		a := g.Alert
 		a.State, a.Reason = x.state, x.reason
 		if x.state == Firing && a.FiredAt == 0 {
 			a.FiredAt = x.clock
 		}
-		a.step(Step{At: ms(x.clock), State: x.state, Reason: x.reason})
+		if x.kind != TypeUnsilenced { // what follows says so
+			a.step(Step{At: ms(x.clock), State: x.state, Reason: x.reason})
+		}
 		s.mute(c, g, x)
 		a.N++
-		t := Transition{Kind: x.kind, At: ms(x.clock), Alert: s.view(c, g), N: a.N}
+		t := Transition{Kind: x.kind, At: ms(x.clock), Alert: s.view(c, g), N: a.N, Silence: x.silence}
 		if x.happened > 0 {
 			t.Happened = ms(x.happened)
 		}
 		if x.state == Resolved {
 			t.Alert.ResolvedAt = &t.At
+			s.inhibit(a, "")
 			g.Alert, g.MuteUntil = nil, 0
 		}
 		s.out = append(s.out, t)
 		s.weight += 2 * t.Alert.bytes() // the alert, and its event
-		if x.state == Resolved && (c.Rule.Name == "" || s.set.inhibits[c.Rule.Name]) {
+		if x.state == Resolved && s.muting[a.ID] > 0 {
 			s.Position.Releases = append(s.Position.Releases, Release{a.ID, x.clock})
 		}
 	}
@@ -54,15 +58,34 @@ func (a *open) step(x Step) {
 // mute finds what keeps a transition from being told.
 func (s *Stream) mute(c *Compiled, g *Group, x effect) {
 	a := g.Alert
-	if x.state == Firing {
-		a.InhibitedBy = s.inhibitor(c, g)
+	if x.state == Firing && x.silence == "" {
+		s.inhibit(a, s.inhibitor(c, g))
 	}
 	v := s.view(c, g)
-	if m := s.set.silenced(&v, ms(x.clock)); m != nil {
-		a.SilencedBy, g.MuteUntil = m.Silence.ID, m.Silence.EndsAt.UnixMilli()
+	a.SilencedBy, g.MuteUntil = s.set.silenced(&v, ms(x.clock))
+}
+
+// inhibit notes which alert keeps another from being told, "" for none.
+func (s *Stream) inhibit(a *open, by string) {
+	if a == nil || a.InhibitedBy == by {
 		return
 	}
-	a.SilencedBy, g.MuteUntil = "", 0
+	if n := s.muting[a.InhibitedBy] - 1; n > 0 {
+		s.muting[a.InhibitedBy] = n
+	} else {
+		delete(s.muting, a.InhibitedBy)
+	}
+	if a.InhibitedBy = by; by != "" {
+		s.muting[by]++
+	}
+}
+
+// uninhibit tells of an alert that fires and that nothing keeps from being told any
+// more, though what did so has not ended: its own rule changed, or the other's.
+func (s *Stream) uninhibit(c *Compiled, g *Group, clock int64) {
+	if a := g.Alert; a != nil && a.InhibitedBy != "" && a.State == Firing && s.inhibitor(c, g) == "" {
+		s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonUnmuted, clock: clock}})
+	}
 }
 
 // inhibitor finds an alert that fires and keeps the group's from being told.
@@ -144,7 +167,10 @@ func (s *Stream) Release(full func() bool) bool {
 				return false
 			}
 			c := s.set.Rule(g.Rule)
-			g.Alert.InhibitedBy = ""
+			if c == nil || c.Digest != g.Digest {
+				continue // it rests; its rule's return looks anew
+			}
+			s.inhibit(g.Alert, "")
 			if g.Alert.State == Firing {
 				s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonUnmuted, clock: r.Clock}})
 			}
@@ -155,18 +181,23 @@ func (s *Stream) Release(full func() bool) bool {
 	return true
 }
 
-// remind looks anew at the silences of an open alert: one whose silence is over,
-// with no other in its place, is told.
+// remind looks anew at the silences of an open alert. Of one that fires is told
+// that a silence began for it, or that none is in force any more: then, too, that it
+// fires.
 func (s *Stream) remind(c *Compiled, g *Group, at int64) {
 	v := s.view(c, g)
 	was := g.Alert.SilencedBy
-	if m := s.set.silenced(&v, ms(at)); m != nil {
-		g.Alert.SilencedBy, g.MuteUntil = m.Silence.ID, m.Silence.EndsAt.UnixMilli()
-		return
-	}
-	g.Alert.SilencedBy, g.MuteUntil = "", 0
-	if was != "" && g.Alert.State == Firing {
-		s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonUnsilence, clock: at}})
+	is, until := s.set.silenced(&v, ms(at))
+	g.Alert.SilencedBy, g.MuteUntil = is, until
+	switch {
+	case is == was || g.Alert.State != Firing:
+	case is != "":
+		s.tell(c, g, []effect{{kind: TypeSilenced, state: Firing, reason: ReasonSilenced, clock: at, silence: is}})
+	default:
+		s.tell(c, g, []effect{
+			{kind: TypeUnsilenced, state: Firing, reason: ReasonUnsilence, clock: at, silence: was},
+			{kind: TypeFiring, state: Firing, reason: ReasonUnsilence, clock: at},
+		})
 	}
 }
 
@@ -197,6 +228,10 @@ func (s *Stream) view(c *Compiled, g *Group) Alert {
 		History: append([]Step(nil), a.History...),
 	}
 	g.Refresh(&v)
+	v.Subject, v.Operation = a.Cause.Subject, a.Cause.Operation
+	if a.Cause == (about{}) { // it was kept before there was one
+		v.Subject, v.Operation = g.Subject, g.Operation
+	}
 	v.Summary = summary(c.Rule.Summary, v.Group, g.Subject.Name)
 	if s.Name != PlaneCluster {
 		v.Cluster = s.Name
@@ -215,7 +250,7 @@ func (g *Group) Refresh(v *Alert) {
 	for i, e := range g.Evidence {
 		v.Evidence[i] = Evidence{Event: e.Event, Type: e.Type, Sequence: e.Seq, At: ms(e.At)}
 	}
-	v.Flapping, v.Subject, v.Operation = g.Flapping, g.Subject, g.Operation
+	v.Flapping, v.LastSubject, v.LastOperation = g.Flapping, g.Subject, g.Operation
 	v.GroupKey = g.Rule + "#" + g.Hash()
 }
 
@@ -238,6 +273,9 @@ func (s *Stream) renew(g *Group, clock int64) {
 	}
 	reason := ReasonChanged
 	switch {
+	case c == nil && s.set.resting[g.Rule]:
+		s.timers.set(g, 0)
+		return
 	case c == nil:
 		reason = s.set.gone
 	case !c.Covers(s.Name):
@@ -272,16 +310,20 @@ func (s *Stream) keep(c *Compiled, g *Group, clock int64) {
 	} else if was == Pending {
 		s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonHolds, clock: clock}})
 	}
+	s.uninhibit(c, g, clock)
+	s.remind(c, g, clock)
 	s.changed(c, g)
 }
 
-// resilence looks at the silences anew.
+// resilence looks at the silences anew, and at what inhibits.
 func (s *Stream) resilence(c *Compiled, g *Group, clock int64) {
 	if g.Alert != nil {
-		was := *g.Alert
+		was, until := *g.Alert, g.MuteUntil
+		s.uninhibit(c, g, clock)
 		s.remind(c, g, clock)
-		if g.Alert.SilencedBy != was.SilencedBy || g.Alert.N != was.N {
-			s.dirty[g.key] = g
+		if g.Alert.SilencedBy != was.SilencedBy || g.Alert.N != was.N || g.MuteUntil != until {
+			s.changed(c, g)
+			return
 		}
 	}
 	_, due := g.next(c) // quiet may have another default
