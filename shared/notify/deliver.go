@@ -30,6 +30,8 @@ const (
 	webhookRound = 24 // messages of one round
 	pushRound    = 64 // alerts of one push
 	probeRound   = 4  // messages of a round to a receiver that fails
+	// keepWithin is what a round leaves of its time to keep what came of it.
+	keepWithin = 2 * time.Second
 	// againAfter is when a lane is due again whose messages the ledger did not keep.
 	againAfter = 2 * time.Second
 	// maxAge is how old a webhook may get: past it, a try that fails is the last.
@@ -38,7 +40,8 @@ const (
 
 // Deliver sends what is due to the receiver whose lane the key is. It returns when
 // nothing more is due, when the receiver asks for a pause or fails, or when ctx
-// ends, in time to keep what came of it. What a receiver answers is no error: errors
+// ends, in time to keep what came of it: a message is tried only where all of the
+// receiver's timeout is left. What a receiver answers is no error: errors
 // are those of the ledger. Where another has the lane, it does nothing.
 func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 	receiver := record.LaneOf(key)
@@ -58,7 +61,7 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 	for {
 		more, err := s.round(ctx, h)
 		if ctx.Err() != nil { // what was cut off is tried by whoever comes next
-			after, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+			after, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepWithin)
 			defer cancel()
 			if ok, aerr := s.again(after, h); aerr != nil || !ok {
 				return errors.Join(err, aerr)
@@ -97,15 +100,17 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 	if at := h.lane.Hold; at.After(now) && !at.After(now.Add(farAhead)) {
 		return false, s.leave(ctx, h, at)
 	}
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < r.longest()+2*time.Second {
-		return false, s.leave(ctx, h, now)
-	}
 	limit := webhookRound
 	switch {
 	case r.Kind == KindAlertmanager:
 		limit = pushRound
 	case h.lane.Fails > 0:
 		limit = probeRound
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		if limit = min(limit, r.fits(time.Until(deadline))); limit == 0 {
+			return false, s.leave(ctx, h, now)
+		}
 	}
 	due, next, err := s.pending(ctx, r, limit, now)
 	if err != nil {
@@ -136,7 +141,17 @@ type target struct {
 	secrets secrets
 }
 
-// longest is how long a round may take.
+// fits is how many messages a round may have that is to be over, and kept, in the
+// time left, however long each of them takes.
+func (t *target) fits(left time.Duration) int {
+	waves := max(0, int((left-keepWithin)/t.timeout()))
+	if t.Kind == KindAlertmanager {
+		return min(waves, 1) * pushRound // one request has them all
+	}
+	return waves * perHost
+}
+
+// longest is how long a whole round may take.
 func (t *target) longest() time.Duration { return webhookRound / perHost * t.timeout() }
 
 // lease is how long a lane is held for a round: past it, others take the holder for

@@ -11,8 +11,10 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/alert"
@@ -153,28 +155,44 @@ func describe(a *alert.Alert) string {
 	return text + " (" + a.ID + ")"
 }
 
-// push sends alerts to all of a receiver's Alertmanagers, and returns what came of
-// each: of a batch that is refused, each alert is tried alone. An alert is taken
-// when all of them took it: to those that did, the next time is only one more.
+// push sends alerts to all of a receiver's Alertmanagers at once, and returns what
+// came of each. An alert is taken when all of them took it: to those that did, the
+// next time is only one more.
 func (s *Service) push(ctx context.Context, r *target, due []*Delivery) []answer {
-	out := make([]answer, len(due))
-	now := s.Store.Now().UTC()
-	ctx, cancel := context.WithTimeout(ctx, r.longest())
+	within := r.longest()
+	if at, ok := ctx.Deadline(); ok {
+		within = min(within, time.Until(at)-keepWithin)
+	}
+	one, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	for _, to := range r.URLs {
-		to = strings.TrimSuffix(to, "/") + "/api/v2/alerts"
-		a := s.post(ctx, &r.Receiver, to, http.Header{}, pushBody(due, now))
-		alone := a.status == http.StatusBadRequest && len(due) > 1
-		for i := range due {
-			one := a
-			if alone {
-				one = s.post(ctx, &r.Receiver, to, http.Header{}, pushBody(due[i:i+1], now))
-			}
+	answers, now := make([][]answer, len(r.URLs)), s.Store.Now().UTC()
+	var wg sync.WaitGroup
+	for i, to := range r.URLs {
+		wg.Go(func() { answers[i] = s.pushTo(one, r, to, due, now) })
+	}
+	wg.Wait()
+	out := make([]answer, len(due))
+	for _, more := range answers {
+		for i := range out {
+			pause := max(out[i].pause, more[i].pause)
 			if out[i].taken() {
-				pause := max(out[i].pause, one.pause)
-				out[i] = one
-				out[i].pause = pause
+				out[i] = more[i]
 			}
+			out[i].pause = pause
+		}
+	}
+	return out
+}
+
+// pushTo sends alerts to one Alertmanager. Of a batch that it refuses, each alert is
+// tried alone.
+func (s *Service) pushTo(ctx context.Context, r *target, to string, due []*Delivery, now time.Time) []answer {
+	to = strings.TrimSuffix(to, "/") + "/api/v2/alerts"
+	all := s.post(ctx, &r.Receiver, to, http.Header{}, pushBody(due, now))
+	out := slices.Repeat([]answer{all}, len(due))
+	if all.status == http.StatusBadRequest && len(due) > 1 {
+		for i := range due {
+			out[i] = s.post(ctx, &r.Receiver, to, http.Header{}, pushBody(due[i:i+1], now))
 		}
 	}
 	return out

@@ -4,20 +4,26 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/ledger"
 )
 
-// deliverWithin bounds how long an invocation of the sweep sends to receivers. What
-// is left is due again; few are woken at once, and one that waits for a receiver
-// wakes for nobody else.
-const deliverWithin = 15 * time.Second
+const (
+	// deliverWithin bounds how long an invocation of the sweep serves a lane: one try
+	// of the longest timeout that a receiver may have (notify.MaxTimeout), and 5 s to
+	// read what is due and to keep what came of it. What is left is due again.
+	deliverWithin = 35 * time.Second
+	// lookEvery is how often what falls due is looked for while lanes are served.
+	lookEvery = time.Second
+)
 
 // Lanes are those of receivers that a pass of the sweep found due. They are served
-// behind the pass and not in it, all at once: a receiver that is slow delays
-// neither a deadline nor another receiver.
+// behind the pass and not in it, all at once: a receiver that is slow delays neither
+// a deadline nor another receiver.
 type Lanes struct {
 	// Deliver sends what is due in a lane (notify.Service.Deliver).
 	Deliver func(ctx context.Context, lane ledger.Key) error
@@ -38,39 +44,67 @@ func (l *Lanes) Found(_ context.Context, lane ledger.Key) error {
 	return nil
 }
 
-// serve sends what is due in the lanes that were found. One that fails is due
-// again, and leaves the others alone. Nil has none.
-func (l *Lanes) serve(ctx context.Context) error {
+// serve sends what is due in the lanes that were found, until all are served or the
+// time is over, and returns how many it left to others. One that fails is due again,
+// and leaves the others alone.
+//
+// Meanwhile it calls look: few are woken at once, and when each of them waits for a
+// receiver nobody else would look after time. The lanes that this finds are served,
+// too, where there is time for a whole try. Nil has none.
+func (l *Lanes) serve(ctx context.Context, look func(context.Context)) (left int, err error) {
 	if l == nil {
-		return nil
+		return 0, nil
 	}
-	l.mu.Lock()
-	lanes := l.due
-	l.due = nil
-	l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, deliverWithin)
-	defer cancel()
-	var wg sync.WaitGroup
-	var mu sync.Mutex
 	var first error
-	failed := 0
-	for lane := range lanes {
-		wg.Go(func() {
-			err := l.Deliver(ctx, lane)
-			if err == nil {
-				return
+	done, running, served, failed := make(chan error), 0, 0, 0
+	again := time.NewTicker(lookEvery)
+	defer again.Stop()
+	for {
+		if at, ok := ctx.Deadline(); served == 0 || !ok || time.Until(at) >= deliverWithin {
+			for _, lane := range l.take() {
+				running, served = running+1, served+1
+				go func() { done <- l.one(ctx, lane) }()
 			}
-			l.Logger.WarnContext(ctx, "a receiver could not be served", "lane", lane.PK, "err", err)
-			mu.Lock()
-			defer mu.Unlock()
+		}
+		if running == 0 {
+			break
+		}
+		select {
+		case err := <-done:
+			if running--; err == nil {
+				continue
+			}
 			if failed++; first == nil {
 				first = err
 			}
-		})
+		case <-again.C:
+			if ctx.Err() == nil {
+				look(ctx)
+			}
+		}
 	}
-	wg.Wait()
 	if first != nil {
-		return fmt.Errorf("serve receivers: %d of %d failed, such as: %w", failed, len(lanes), first)
+		err = fmt.Errorf("serve receivers: %d of %d failed, such as: %w", failed, served, first)
 	}
-	return nil
+	return len(l.take()), err
+}
+
+// one serves a lane.
+func (l *Lanes) one(ctx context.Context, lane ledger.Key) error {
+	ctx, cancel := context.WithTimeout(ctx, deliverWithin)
+	defer cancel()
+	err := l.Deliver(ctx, lane)
+	if err != nil {
+		l.Logger.WarnContext(ctx, "a receiver could not be served", "lane", lane.PK, "err", err)
+	}
+	return err
+}
+
+// take returns the lanes that were found since it was last called.
+func (l *Lanes) take() []ledger.Key {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found := slices.Collect(maps.Keys(l.due))
+	l.due = nil
+	return found
 }

@@ -93,8 +93,9 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 			errs = errors.Join(errs, fmt.Errorf("%s: %w", what, err))
 		}
 	}
+	served := make(chan error, 1)
+	go func() { served <- h.receivers(ctx) }() // the parts wait for no receiver
 	dead, givenUp, unjudged := 0, 0, 0
-	part("receivers that are due", func() error { return h.Lanes.serve(ctx) })
 	part("dead letters", func() (err error) { dead, err = h.Sweep.DeadLetters(ctx); return err })
 	part("records given up", func() (err error) {
 		if h.GivenUp == nil {
@@ -114,6 +115,7 @@ func (h *Sweep) tick(ctx context.Context, at time.Time) error {
 	if at.Minute() == retentionAt && !h.Retention.Zero() {
 		part("retention", func() error { return h.retain(ctx) })
 	}
+	errs = errors.Join(errs, <-served)
 	h.measure(ctx, append(lateness(res), count("SweepTicks", 1), count("DeadLetters", dead), count("StreamGivenUp", givenUp), count("ReactGivenUp", unjudged)))
 	return errs
 }
@@ -164,18 +166,34 @@ func (h *Sweep) wake(ctx context.Context, ms []events.SQSMessage) events.SQSEven
 	if early := latest.Sub(h.Sweep.Store.Now()); early > 0 && early <= earlyBy {
 		wait(ctx, early)
 	}
+	if h.look(ctx) != nil {
+		failed = append(failed, wakes...)
+	}
+	_ = h.receivers(ctx) // told there; what failed is due again
+	return answer(failed)
+}
+
+// look deals with what is due, and tells what failed; lost is that nobody is rung
+// for what follows.
+func (h *Sweep) look(ctx context.Context) (lost error) {
 	res, err, lost := h.due(ctx)
 	if err = errors.Join(err, res.Err, lost); err != nil {
 		h.Logger.WarnContext(ctx, "a wake-up failed", "due", res.Due, "failed", res.Failed, "err", err)
 	}
-	if lost != nil {
-		failed = append(failed, wakes...)
-	}
-	_ = h.Lanes.serve(ctx) // told there; what failed is due again
 	if res.Due > 0 {
 		h.measure(ctx, lateness(res))
 	}
-	return answer(failed)
+	return lost
+}
+
+// receivers serves the lanes that a pass found. Those that it finds too late itself
+// are rung for.
+func (h *Sweep) receivers(ctx context.Context) error {
+	left, err := h.Lanes.serve(ctx, func(ctx context.Context) { _ = h.look(ctx) }) // told there; the next look or tick makes up for it
+	if left > 0 {
+		err = errors.Join(err, h.Sweep.RingNext(context.WithoutCancel(ctx), time.Time{}, true))
+	}
+	return err
 }
 
 // lateness is how a pass did. The oldest item's tells all of them: whatever was
