@@ -3,9 +3,13 @@
 package kubeflow
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,10 +19,12 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// moment is where an agent is killed: at its n-th change of the cluster, or at its
-// n-th report to the plane, before or after the server did it.
+// moment is where an agent is killed: at its n-th change of the cluster, before or
+// after the API server did it, or at its n-th report, before the plane has it. (After
+// it the agent is where it is before its next change, or its next report.)
 type moment struct {
 	server string // "cluster" or "plane"
 	n      int
@@ -27,65 +33,87 @@ type moment struct {
 
 func (m moment) String() string { return fmt.Sprintf("%s-%d-%s", m.server, m.n, m.at) }
 
-// maxMoments bounds how many are looked for; a drain of three pods has fewer.
+// comes tells whether a request is the moment. Two reports may go as one, so the one
+// with which the agent's work ends is that of every number after it.
+func (m moment) comes(server string, r *http.Request, n int, at place) bool {
+	return server == m.server && at == m.at && (n == m.n || server == "plane" && n < m.n && ends(r))
+}
+
+// ends tells whether a call reports how the agent's work ended.
+func ends(r *http.Request) bool {
+	return slices.ContainsFunc(reported(r), func(x protocol.Report) bool { return x.Final != nil })
+}
+
+// maxMoments bounds how many are looked for; no operation here has as many.
 const maxMoments = 20
 
+// slots are how many times operations are carried out side by side: each has a
+// plane and two agents.
+var slots = make(chan struct{}, 6)
+
+// taken waits for a slot, which ends with the test.
+func taken(t *testing.T) {
+	slots <- struct{}{}
+	t.Cleanup(func() { <-slots })
+}
+
 // TestKilledAtEveryBoundary kills the real agent at every one of its changes and
-// reports in the course of a drain, and lets another one take over: the drain
-// ends in time and is proven, no pod saw a second accepted eviction (one in flight
-// at the kill excepted), and nothing stays locked.
+// reports in the course of an operation, and lets another one take over: the
+// operation ends in time and is proven, what it did was done once (an eviction in
+// flight at the kill excepted), and nothing stays locked.
 func TestKilledAtEveryBoundary(t *testing.T) {
 	t.Parallel()
-	counts := map[string]int{}
-	t.Run("counted", func(t *testing.T) {
-		for _, server := range []string{"cluster", "plane"} {
-			counts[server] = killedAt(t, moment{server: server, n: maxMoments + 1, at: before})
-			if n := counts[server]; n < 4 || n > maxMoments {
-				t.Fatalf("an undisturbed drain asked the %s %d times", server, n)
-			}
-			if server == "plane" { // two reports go as one when the agent is slow
-				counts[server]--
-			}
-		}
-	})
-	slots := make(chan struct{}, 4)
-	for server, n := range counts {
-		for i := range n {
-			for _, at := range []place{before, after} {
-				m := moment{server: server, n: i + 1, at: at}
-				t.Run(m.String(), func(t *testing.T) {
-					t.Parallel()
-					slots <- struct{}{}
-					defer func() { <-slots }()
-					killedAt(t, m)
-				})
-			}
-		}
+	for name, w := range works() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			killedAtEach(t, w)
+		})
 	}
 }
 
-// killedAt drains a node of three pods by an agent that is killed at the moment,
-// and returns how often the moment's server was asked for a change.
-func killedAt(t *testing.T, m moment) int {
-	rig := kuberig.Shared(t)
-	s := newSite(t, rig)
-	node := rig.Node("gpu")
-	ns := rig.Namespace()
-	var planned []types.UID
-	for i := range 3 {
-		rig.StatefulSet(ns, fmt.Sprintf("s%d", i), 1, kuberig.OnNode(node.Name), kuberig.Shutdown(time.Second))
+// killedAtEach goes through the moments of an operation, of which it first counts
+// how many there are.
+func killedAtEach(t *testing.T, w work) {
+	counts := map[string]int{}
+	t.Run("counted", func(t *testing.T) {
+		taken(t)
+		counts = killedAt(t, w, moment{n: maxMoments + 1})
+		t.Logf("moments: %v", counts)
+	})
+	var moments []moment
+	for server, least := range map[string]int{"cluster": 1, "plane": 2} {
+		n := counts[server]
+		if n < least || n > maxMoments {
+			t.Fatalf("undisturbed it asked the %s %d times", server, n)
+		}
+		for i := range n {
+			moments = append(moments, moment{server, i + 1, before})
+			if server == "cluster" {
+				moments = append(moments, moment{server, i + 1, after})
+			}
+		}
 	}
-	for _, p := range rig.PodsOn(node.Name) {
-		planned = append(planned, p.UID)
+	for _, m := range moments {
+		t.Run(m.String(), func(t *testing.T) {
+			t.Parallel()
+			taken(t)
+			killedAt(t, w, m)
+		})
 	}
+}
 
+// killedAt has an operation carried out by an agent that is killed at the moment,
+// and returns how often each server was asked for a change.
+func killedAt(t *testing.T, w work, m moment) map[string]int {
+	s := newSite(t, w.rig(t))
+	sc := w.scene(t, s)
 	toPlane := passageTo(t, s.url, http.DefaultTransport)
-	toAPI, kubeconfig := toCluster(t, rig, s.user, s.dir)
+	toAPI, kubeconfig := toCluster(t, s.rig, s.user, s.dir)
 	real := s.url
 	s.url = toPlane.url
-	first := s.agent(kubeconfig)
+	first := s.agent(kubeconfig, sc.flags...)
 	s.url = real
-	s.thing("nodes", node.Name)
+	s.thing(sc.kind, sc.name)
 
 	var mu sync.Mutex
 	struck := ""
@@ -94,20 +122,20 @@ func killedAt(t *testing.T, m moment) int {
 		return func(r *http.Request, n int, at place) bool {
 			mu.Lock()
 			defer mu.Unlock()
-			if struck == "" && server == m.server && n == m.n && at == m.at {
+			if struck == "" && m.comes(server, r, n, at) {
 				first.kill()
 				struck, killed = r.URL.Path, time.Now()
 			}
 			return struck != "" // whatever else was under way dies with it
 		}
 	}
-	toAPI.on(changes, strike("cluster"))
-	toPlane.on(func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/v1/agent/reports") }, strike("plane"))
+	toAPI.on(sc.changes, strike("cluster"))
+	toPlane.on(reports, strike("plane"))
 
-	asked := s.want("node.drain", "node:"+node.Name, nil, 2*time.Minute)
+	asked := s.want(sc.typ, sc.target, sc.payload, 2*time.Minute)
 	undisturbed := m.n > maxMoments
 	if !undisturbed {
-		s.await("the moment comes", 20*time.Second, func() bool {
+		s.await("the moment comes", 30*time.Second, func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return struck != "" || s.look(asked.ID).Phase.Terminal()
@@ -116,31 +144,46 @@ func killedAt(t *testing.T, m moment) int {
 		none := struck == ""
 		mu.Unlock()
 		if none {
-			t.Fatalf("the drain ended before its moment %s: it had %d changes and %d reports", m, toAPI.count(), toPlane.count())
+			t.Fatalf("the %s ended before its moment %s: it had %d changes and %d reports", sc.typ, m, toAPI.count(), toPlane.count())
 		}
-		s.agent("")
+		s.agent("", sc.flags...)
 	}
 	o := s.ended(asked.ID, lease+callDeadline+30*time.Second)
-	seen := map[string]int{"cluster": toAPI.count(), "plane": toPlane.count()}[m.server]
-	if o.Phase != operation.Succeeded {
+	seen := map[string]int{"cluster": toAPI.count(), "plane": toPlane.count()}
+	if o.Phase != operation.Succeeded || len(o.Result.Verified) == 0 {
 		t.Fatalf("killed at %s (%s): %s", m, struck, o)
 	}
-	if !undisturbed && o.FinishedAt.Sub(killed) > lease+callDeadline+15*time.Second {
-		t.Errorf("killed at %s, the drain ended %s later", m, o.FinishedAt.Sub(killed))
+	if !undisturbed && o.FinishedAt.Sub(killed) > lease+callDeadline+20*time.Second {
+		t.Errorf("killed at %s, the %s ended %s later", m, sc.typ, o.FinishedAt.Sub(killed))
 	}
-	for _, p := range rig.PodsOn(node.Name) {
-		for _, uid := range planned {
-			if p.UID == uid {
-				t.Errorf("pod %s is still there", p.Name)
-			}
-		}
-	}
-	onceEach(t, rig, ns, struck)
-	// No lock is left: what comes next on the node is taken.
-	if o = s.ended(s.want("node.uncordon", "node:"+node.Name, nil, time.Minute).ID, 30*time.Second); o.Phase != operation.Succeeded {
-		t.Errorf("the uncordon behind it: %s", o)
+	sc.proof(t, struck)
+	if o = s.ended(s.want(sc.next.typ, sc.next.target, sc.next.payload, time.Minute).ID, 30*time.Second); o.Phase != operation.Succeeded {
+		t.Errorf("the %s behind it: %s", sc.next.typ, o)
 	}
 	return seen
+}
+
+// reports tells of the calls by which an agent reports to the plane.
+func reports(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/v1/agent/reports") }
+
+// reported reads what such a call reports, which the plane has not seen yet.
+func reported(r *http.Request) []protocol.Report {
+	var call struct{ Reports []protocol.Report }
+	if json.Unmarshal(body(r), &call) != nil {
+		return nil // its sender is gone
+	}
+	return call.Reports
+}
+
+// body reads a request's body on its way; it goes on as it is.
+func body(r *http.Request) []byte {
+	b, err := io.ReadAll(r.Body)
+	_ = r.Body.Close()
+	if err != nil {
+		b = nil // its sender is gone
+	}
+	r.Body = io.NopCloser(bytes.NewReader(b))
+	return b
 }
 
 // onceEach reads the audit log: each pod's eviction was accepted once, but for the

@@ -40,21 +40,28 @@ type process struct {
 
 func (p *process) start() {
 	p.t.Helper()
+	if err := p.run(); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *process) run() error {
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		p.t.Fatal(err)
+		return err
 	}
 	defer func() { _ = log.Close() }()
 	cmd := exec.Command(p.path, p.args...)
 	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, append(os.Environ(), p.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := starts(cmd); err != nil {
-		p.t.Fatal(err)
+		return err
 	}
 	p.mu.Lock()
 	p.cmd = cmd
 	p.mu.Unlock()
 	p.t.Cleanup(p.kill)
+	return nil
 }
 
 // starts starts a program from a thread that lasts as long as this process: the
@@ -229,7 +236,7 @@ func (s *site) agent(kubeconfig string, args ...string) *process {
 // await waits until ok says so.
 func (s *site) await(what string, within time.Duration, ok func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(within); !ok(); time.Sleep(25 * time.Millisecond) {
+	for end := time.Now().Add(within); !ok(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
 			s.t.Fatalf("not after %s: %s\nplane:\n%s", within, what, s.plane.tail())
 		}

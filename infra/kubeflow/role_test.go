@@ -197,7 +197,7 @@ func TestChartsRoleIsEnoughAndNoMore(t *testing.T) {
 }
 
 // report is what the host helper of a node says: it has one GPU that nobody holds.
-func report(t *testing.T, rig *kuberig.Rig, namespace, node, gpu string) {
+func report(t testing.TB, rig *kuberig.Rig, namespace, node, gpu string) {
 	t.Helper()
 	h := hostreport.Host{Version: hostreport.Version, Node: node, Source: hostreport.SourceRecorded, At: time.Now(),
 		Devices: []hostreport.Device{{UUID: gpu, PCI: "0000:3b:00.0", Health: hostreport.HealthOK}}}
