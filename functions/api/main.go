@@ -17,6 +17,7 @@ import (
 	"github.com/opsplane/opsplane/shared/cloud"
 	"github.com/opsplane/opsplane/shared/gateway"
 	"github.com/opsplane/opsplane/shared/httpapi"
+	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/version"
 )
 
@@ -36,6 +37,7 @@ func newServer(ctx context.Context) (*gateway.Server, error) {
 	}
 	api, err := httpapi.New(httpapi.Config{
 		Store: p.Store, Admission: p.Admission(), Control: p.Control(), Registry: p.Registry(), Auth: gateway.Principals{},
+		Receivers:   &notify.Service{Store: p.Store, Logger: p.Log, Allow: p.Config.WebhookAllow, Base: p.Config.PublicURL},
 		QueueAccess: queueAccess(p), HistoryBegins: p.HistoryBegins, Ready: p.Ready,
 		Version: version.Version, MaxWait: gateway.MaxWait, AuditFirst: true, Logger: p.Log,
 	})

@@ -12,7 +12,6 @@ import (
 	"github.com/opsplane/opsplane/shared/cloud/outward"
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/react"
-	"github.com/opsplane/opsplane/shared/retention"
 	"github.com/opsplane/opsplane/shared/worker"
 )
 
@@ -32,9 +31,9 @@ func handler(ctx context.Context) (*worker.Sweep, error) {
 	}
 	r := &react.Reactor{Store: p.Store, Logger: p.Log}
 	s := p.Sweep(p.Relay(outward.Bus(p)))
-	n := &notify.Service{Store: p.Store, Logger: p.Log}
+	n := &notify.Service{Store: p.Store, Logger: p.Log, Allow: p.Config.WebhookAllow, Base: p.Config.PublicURL}
 	follow := worker.Telling(r.Follow, n.Follow)
 	lanes := &worker.Lanes{Deliver: n.Deliver, Logger: p.Log}
 	s.React, s.Notify = worker.Timers(follow), lanes.Found
-	return &worker.Sweep{Sweep: s, GivenUp: p.Queue, Judge: follow, Lanes: lanes, Retention: retention.Default, Logger: p.Log, Metrics: p.Metrics}, nil
+	return &worker.Sweep{Sweep: s, GivenUp: p.Queue, Judge: follow, Lanes: lanes, Retention: p.Config.Retention, Logger: p.Log, Metrics: p.Metrics}, nil
 }

@@ -29,6 +29,7 @@ func (r *Rig) SAMLocal(ctx context.Context, d *Docker, s Stack) (string, error) 
 	// template: what the functions are told is named here.
 	vars, err := json.Marshal(map[string]map[string]string{"Parameters": {
 		cloud.EnvStage: s.Stage, cloud.EnvTable: s.Table, cloud.EnvQueuePrefix: s.Prefix, cloud.EnvBus: s.Bus,
+		cloud.EnvPublicURL: "http://localhost", // links that nobody follows
 	}})
 	if err != nil {
 		return "", fmt.Errorf("encode environment: %w", err)

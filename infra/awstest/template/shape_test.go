@@ -184,10 +184,21 @@ func TestEnvironment(t *testing.T) {
 			t.Errorf("no function is told %s", name)
 		}
 	}
-	own := vars(tpl.Resources["AuthorizerFunction"].Properties)
-	for _, name := range []string{cloud.EnvOIDCIssuer, cloud.EnvOIDCAudience, cloud.EnvOIDCRoleClaim, cloud.EnvOIDCRoles, cloud.EnvOIDCForceValue, cloud.EnvOIDCClustersClaim} {
-		if own[name] == nil {
-			t.Errorf("the authorizer is not told %s", name)
+	notifies := []string{cloud.EnvWebhookAllow, cloud.EnvPublicURL}
+	for function, names := range map[string][]string{
+		"Authorizer": {cloud.EnvOIDCIssuer, cloud.EnvOIDCAudience, cloud.EnvOIDCRoleClaim, cloud.EnvOIDCRoles, cloud.EnvOIDCForceValue, cloud.EnvOIDCClustersClaim},
+		"Api":        notifies, "React": notifies, "Sweep": append([]string{cloud.EnvEventDetails}, notifies...),
+		// A bad value stops whom it is for and no other.
+		"AgentApi": nil, "Relay": nil, "Plane": nil,
+	} {
+		own := vars(tpl.Resources[function+"Function"].Properties)
+		for _, name := range names {
+			if own[name] == nil {
+				t.Errorf("%s is not told %s", function, name)
+			}
+		}
+		if len(own) != len(names) {
+			t.Errorf("%s is told %v, and reads %v", function, own, names)
 		}
 	}
 }
