@@ -32,14 +32,14 @@ func handler(ctx context.Context) (*worker.React, error) {
 		return nil, err
 	}
 	r := &react.Reactor{Store: p.Store, Logger: p.Log}
-	n := &notify.Service{Store: p.Store, Logger: p.Log}
+	n := &notify.Service{Store: p.Store, Logger: p.Log, Allow: p.Config.WebhookAllow, Base: p.Config.PublicURL}
 	return &worker.React{Store: p.Store, Follow: worker.Telling(r.Follow, n.Follow), Counts: func() worker.Judged { return counts(r.Metrics.Read()) },
 		Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}, nil
 }
 
 // counts sums what a reactor has counted.
 func counts(s react.Stats) worker.Judged {
-	j := worker.Judged{Events: s.Judged, Latency: time.Duration(s.LatencySum * float64(time.Second))}
+	j := worker.Judged{Counts: s.Counts(), Latency: time.Duration(s.LatencySum * float64(time.Second))}
 	for _, n := range s.Told {
 		j.Told += n
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
@@ -15,15 +14,6 @@ import (
 
 // snapshotKept bounds how long the parts of a full inventory are kept.
 const snapshotKept = time.Hour
-
-// Intake counts what has become of agents' events since the process began.
-type Intake struct {
-	Taken   atomic.Int64 // appended to their streams
-	Resent  atomic.Int64 // dropped: taken before
-	Refused atomic.Int64 // not taken for what they are
-	Gaps    atomic.Int64 // stretches of numbers that are missing
-	Missing atomic.Int64 // the numbers in them
-}
 
 // eventsThrough is how far an agent's own numbers have been taken.
 type eventsThrough struct {
@@ -44,11 +34,19 @@ func (s *Service) Events(ctx context.Context, cluster string, req protocol.Event
 		return protocol.EventsAnswer{}, err
 	}
 	answer := protocol.EventsAnswer{Refused: []protocol.RefusedEvent{}}
+	var all Received
+	defer func() {
+		if s.Received != nil && all != (Received{}) {
+			s.Received(ctx, cluster, all)
+		}
+	}()
 	for at, first := 0, true; first || at < len(req.Events); first = false {
 		part := req.Events[at:][:batchOf(req.Events[at:])]
 		for try := 0; ; try++ {
-			through, refused, err := s.events(ctx, cluster, agent.ID, agent.Name, req.Boot, part)
+			through, refused, got, err := s.events(ctx, cluster, agent.ID, agent.Name, req.Boot, part)
 			if err == nil {
+				all.add(got)
+				s.Intake.add(got)
 				answer.Through = through
 				for _, r := range refused {
 					r.Index += at
@@ -81,17 +79,18 @@ func batchOf(evs []protocol.Event) int {
 	return n
 }
 
-func (s *Service) events(ctx context.Context, cluster, agentID, name, boot string, in []protocol.Event) (int64, []protocol.RefusedEvent, error) {
+func (s *Service) events(ctx context.Context, cluster, agentID, name, boot string, in []protocol.Event) (int64, []protocol.RefusedEvent, Received, error) {
+	var got Received
 	key := record.AgentEventsKey(cluster, agentID)
 	at := eventsThrough{Boot: boot}
 	it, err := s.Store.Ledger.Get(ctx, key)
 	switch {
 	case errors.Is(err, ledger.ErrNotFound):
 	case err != nil:
-		return 0, nil, fmt.Errorf("read event numbers: %w", err)
+		return 0, nil, got, fmt.Errorf("read event numbers: %w", err)
 	default:
 		if at, err = record.Decode[eventsThrough](it); err != nil {
-			return 0, nil, err
+			return 0, nil, got, err
 		}
 		if at.Boot != boot { // a new process counts from 1 again
 			at = eventsThrough{Boot: boot}
@@ -100,15 +99,14 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	now := s.Store.Now().UTC()
 	var evs []event.Event
 	var refused []protocol.RefusedEvent
-	var resent, gaps, missing int64
 	used := false // a number that the mark has yet to count
 	for i, r := range in {
 		if 0 < r.N && r.N <= at.Through {
-			resent++
+			got.Resent++
 			continue
 		}
 		if r.N > at.Through+1 {
-			gaps, missing = gaps+1, missing+r.N-1-at.Through
+			got.Gaps, got.Missing = got.Gaps+1, got.Missing+r.N-1-at.Through
 			evs = append(evs, event.Gap(cluster, agentID, name, boot, at.Through+1, r.N-1, now))
 		}
 		if r.N > 0 {
@@ -128,14 +126,8 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	case used:
 		err = s.Store.Ledger.Commit(ctx, mark)
 	}
-	if err == nil { // what lost a race is counted when it is tried again
-		s.Intake.Taken.Add(int64(len(evs)) - gaps)
-		s.Intake.Resent.Add(resent)
-		s.Intake.Refused.Add(int64(len(refused)))
-		s.Intake.Gaps.Add(gaps)
-		s.Intake.Missing.Add(missing)
-	}
-	return at.Through, refused, err
+	got.Taken, got.Refused = int64(len(evs))-got.Gaps, int64(len(refused))
+	return at.Through, refused, got, err
 }
 
 // refusedEvent says which event of a call was not taken, and why.

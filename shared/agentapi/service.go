@@ -34,6 +34,8 @@ type Service struct {
 	QueueURL func(cluster string) string
 
 	Intake Intake
+	// Received is told what has become of the events of a call; nil: nobody is.
+	Received func(ctx context.Context, cluster string, r Received)
 }
 
 // parallel bounds how many entries of one call are worked on at once; their

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"math"
 	"strings"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/aws/aws-lambda-go/lambdacontext"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/opsplane/opsplane/shared/tally"
 )
 
 // lines decodes what was logged.
@@ -77,6 +80,18 @@ func TestMetrics(t *testing.T) {
 	}
 	if diff := cmp.Diff(expected, got); diff != "" {
 		t.Error(diff)
+	}
+	b.Reset()
+	if err := m.PutOf("clu_1", Counted([]tally.Count{{Name: "events_in_total", Value: 3}, {Name: "event_gaps_total"}})...); err != nil {
+		t.Fatal(err)
+	}
+	want = `{"Stage":"prod","Function":"","Cluster":"clu_1","events_in_total":3,"_aws":{"Timestamp":1700000000123,"CloudWatchMetrics":[
+		{"Namespace":"Opsplane","Dimensions":[["Function","Stage"]],"Metrics":[{"Name":"events_in_total","Unit":"Count"}]}]}}`
+	if err := errors.Join(json.Unmarshal(b.Bytes(), &got), json.Unmarshal([]byte(want), &expected)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(expected, got); diff != "" {
+		t.Errorf("of a cluster: %s", diff)
 	}
 	if err := m.Put(Metric{"Broken", Count, math.NaN()}); err == nil {
 		t.Error("a value that is no number was written")

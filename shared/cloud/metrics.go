@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/opsplane/opsplane/shared/tally"
 )
 
 // Namespace is that of the functions' metrics in CloudWatch.
@@ -29,6 +31,16 @@ type Metric struct {
 	Value float64
 }
 
+// Counted are the counts that are not zero, as metrics of the same names.
+func Counted(counts []tally.Count) (out []Metric) {
+	for _, c := range counts {
+		if c.Value != 0 {
+			out = append(out, Metric{Name: c.Name, Unit: Count, Value: float64(c.Value)})
+		}
+	}
+	return out
+}
+
 // Metrics writes metrics as log lines in the embedded metric format, from which
 // CloudWatch makes metrics without a call of the function's (Amazon CloudWatch
 // User Guide, "Specification: Embedded metric format"). Its dimensions are the
@@ -46,7 +58,13 @@ func NewMetrics(w io.Writer, c Config) *Metrics {
 }
 
 // Put writes the metrics in one line. The format takes 100 metrics a line.
-func (m *Metrics) Put(ms ...Metric) error {
+func (m *Metrics) Put(ms ...Metric) error { return m.put("", ms) }
+
+// PutOf is Put for what happened in one cluster. The line names it beside the
+// dimensions: CloudWatch Logs Insights sums by it, and it makes no metric more.
+func (m *Metrics) PutOf(cluster string, ms ...Metric) error { return m.put(cluster, ms) }
+
+func (m *Metrics) put(cluster string, ms []Metric) error {
 	if len(ms) == 0 || m == nil {
 		return nil
 	}
@@ -67,6 +85,9 @@ func (m *Metrics) Put(ms ...Metric) error {
 	d := directive{Namespace: Namespace, Dimensions: [][]string{slices.Sorted(maps.Keys(m.dimensions))}}
 	for name, value := range m.dimensions {
 		line[name] = value
+	}
+	if cluster != "" {
+		line["Cluster"] = cluster
 	}
 	for _, v := range ms {
 		d.Metrics = append(d.Metrics, definition{v.Name, v.Unit})

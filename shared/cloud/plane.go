@@ -127,7 +127,14 @@ func (p *Plane) Registry() *registry.Service {
 // Agents answers agents, and tells them where their cluster's queue is.
 func (p *Plane) Agents() *agentapi.Service {
 	ringer := &relay.Relay{Store: p.Store, Queue: p.Queue, Logger: p.Log} // it rings; it publishes nothing
-	return &agentapi.Service{Store: p.Store, Queue: p.Queue, Logger: p.Log, Reoffer: ringer.Reoffer, QueueURL: p.queueURL}
+	return &agentapi.Service{Store: p.Store, Queue: p.Queue, Logger: p.Log, Reoffer: ringer.Reoffer, QueueURL: p.queueURL, Received: p.received}
+}
+
+// received puts what has become of the events of a call.
+func (p *Plane) received(ctx context.Context, cluster string, r agentapi.Received) {
+	if err := p.Metrics.PutOf(cluster, Counted(r.Counts())...); err != nil {
+		p.Log.WarnContext(ctx, "metrics not written", "err", err)
+	}
 }
 
 // Relay dispatches and publishes, to the bus given too (package outward).

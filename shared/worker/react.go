@@ -17,6 +17,7 @@ import (
 	"github.com/opsplane/opsplane/shared/queue"
 	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/sweep"
+	"github.com/opsplane/opsplane/shared/tally"
 )
 
 // judgeAtOnce bounds the streams that an invocation judges at a time. It waits for
@@ -37,16 +38,30 @@ type React struct {
 	Logger  *slog.Logger
 	Metrics *cloud.Metrics // nil: none
 
-	mu   sync.Mutex
-	told Judged
+	mu    sync.Mutex
+	told  Judged // as it was when metrics were put last
+	putAt time.Time
 }
 
 // Judged is what a reactor has counted.
 type Judged struct {
-	Events  int64         // events judged
+	Counts  []tally.Count // under their names
 	Told    int64         // transitions of alerts
 	Fired   int64         // alerts that began to fire because of an event
 	Latency time.Duration // from their events' happening until they were kept, of all together
+}
+
+// since are the counts since others of the same counter.
+func (j *Judged) since(was []tally.Count) []tally.Count {
+	out := slices.Clone(j.Counts)
+	for i := range out {
+		for _, w := range was {
+			if w.Name == out[i].Name {
+				out[i].Value -= w.Value
+			}
+		}
+	}
+	return out
 }
 
 // Handle judges the streams that the batch is about, each once, or all when rules
@@ -135,29 +150,35 @@ func judge(ctx context.Context, follow func(context.Context, string) error, stre
 	return failed
 }
 
-// measure puts what the invocation did, and nothing where nothing happened: a line
-// of metrics costs as any other.
+// putEvery is how often counts are put of which nothing is remarkable: a line of
+// metrics costs as any other.
+const putEvery = time.Minute
+
+// measure puts what has happened since metrics were put last: at once where an
+// alert was told or a stream passed over, else with others of the minute.
 func (h *React) measure(ctx context.Context, stuck int) {
 	var now Judged
 	if h.Counts != nil {
 		now = h.Counts()
 	}
+	at := h.Store.Now()
 	h.mu.Lock()
 	was := h.told
-	h.told = now
+	if now.Told == was.Told && stuck == 0 && at.Sub(h.putAt) < putEvery {
+		h.mu.Unlock()
+		return
+	}
+	h.told, h.putAt = now, at
 	h.mu.Unlock()
-	var ms []cloud.Metric
+	ms := cloud.Counted(now.since(was.Counts))
 	if n := now.Told - was.Told; n > 0 {
-		ms = append(ms, count("AlertsTold", int(n)))
+		ms = append(ms, count("alerts_told_total", int(n)))
 	}
 	if n := now.Fired - was.Fired; n > 0 {
-		ms = append(ms, cloud.Metric{Name: "AlertLatency", Unit: cloud.Seconds, Value: (now.Latency - was.Latency).Seconds() / float64(n)})
+		ms = append(ms, cloud.Metric{Name: "alert_latency_seconds", Unit: cloud.Seconds, Value: (now.Latency - was.Latency).Seconds() / float64(n)})
 	}
 	if stuck > 0 {
 		ms = append(ms, count("StreamsUnjudged", stuck))
-	}
-	if len(ms) > 0 {
-		ms = append(ms, count("EventsJudged", int(now.Events-was.Events)))
 	}
 	if err := h.Metrics.Put(ms...); err != nil {
 		h.Logger.WarnContext(ctx, "metrics not written", "err", err)

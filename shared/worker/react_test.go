@@ -28,7 +28,10 @@ import (
 func (p *plane) reacting() *react.Reactor { return &react.Reactor{Store: p.store, Logger: quiet()} }
 
 func (p *plane) reactFunction(r *react.Reactor) *worker.React {
-	counts := func() worker.Judged { return worker.Judged{Events: r.Metrics.Read().Judged} }
+	counts := func() worker.Judged {
+		s := r.Metrics.Read()
+		return worker.Judged{Counts: s.Counts(), Told: s.Told[alert.TypeFiring]}
+	}
 	return &worker.React{Store: p.store, Follow: r.Follow, Counts: counts, Decode: dynamo.DecodeChange, Logger: quiet(), Metrics: p.meter()}
 }
 
@@ -83,6 +86,41 @@ func (p *plane) heads() (out []json.RawMessage) {
 		}
 	}
 	return out
+}
+
+// TestReactCounts: what is judged is put once a minute, whatever came meanwhile; an
+// alert at once, and with it what had not been put.
+func TestReactCounts(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.rule("hot", alert.Rule{})
+	h := p.reactFunction(p.reacting())
+	put := func(typ, name string) string {
+		t.Helper()
+		p.heads()
+		p.happens("clu_c", typ, name)
+		p.metrics.Reset()
+		if _, err := invoke(t.Context(), h.Handle, worker.StreamEvent{Records: p.heads()}); err != nil {
+			t.Fatal(err)
+		}
+		return p.metrics.String()
+	}
+	if got := put("cold", "a"); !strings.Contains(got, `"events_judged_total":1`) {
+		t.Errorf("the first: %q", got)
+	}
+	for range 2 {
+		if got := put("cold", "a"); got != "" {
+			t.Errorf("within the minute: %q", got)
+		}
+		p.pass(time.Second)
+	}
+	if got := put("hot", "a"); !strings.Contains(got, `"events_judged_total":3`) || !strings.Contains(got, `"alerts_told_total":1`) || !strings.Contains(got, `"rule_matches_total":1`) {
+		t.Errorf("an alert: %q", got)
+	}
+	p.pass(time.Minute)
+	if got := put("cold", "b"); !strings.Contains(got, `"events_judged_total":`) || strings.Contains(got, "alerts_told_total") || strings.Contains(got, "events_late_total") {
+		t.Errorf("a minute later: %q", got)
+	}
 }
 
 // TestReactHoldsUpNobody: a stream that can never be judged is passed over and
