@@ -78,3 +78,22 @@ func TestCrashOnDynamoDB(t *testing.T) {
 		}
 	}
 }
+
+// TestHistoryOnDynamoDB: what is told follows from the stream alone.
+func TestHistoryOnDynamoDB(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		b, again := onDynamoDB(t), setup(t)
+		defer b.close()
+		defer again.close()
+		b.determined(rt, again)
+	})
+}
+
+// TestUnreadableOnDynamoDB: what cannot be read is passed over, and told.
+func TestUnreadableOnDynamoDB(t *testing.T) {
+	t.Parallel()
+	b := onDynamoDB(t)
+	defer b.close()
+	b.unreadable()
+}

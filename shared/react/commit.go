@@ -25,7 +25,7 @@ var Actor = operation.Actor{ID: "reactor", Kind: "plane"}
 // commitment says what a commit is about beside the stream's changes.
 type commitment struct {
 	keep   bool // the position is kept in any case
-	ticked bool // timers came: it must hold that the stream was read to its head
+	ticked bool // timers or rules came: it must hold that the stream was read to its head
 }
 
 // commit keeps what a pass did. What means nothing is not kept each time.
@@ -103,8 +103,10 @@ func (r *Reactor) name(ctx context.Context, told []alert.Transition) error {
 }
 
 // put commits the writes with the events, and returns the head behind them. Where
-// only the head was lost to another append it tries again, unless timers came:
-// what was appended may come before them.
+// only the head was lost to another append it tries again, unless timers or rules
+// came: what was appended may come before them. And where they came, the stream's
+// clock moves to theirs, so that an append that is under way comes behind them:
+// the stream alone says what was first.
 func (r *Reactor) put(ctx context.Context, stream string, s *alert.Stream, writes []ledger.Write, events []event.Event, ticked bool) (event.Head, error) {
 	for try := 0; ; try++ {
 		all := slices.Clone(writes)
@@ -119,13 +121,14 @@ func (r *Reactor) put(ctx context.Context, stream string, s *alert.Stream, write
 			}
 			next = head
 			if len(events) > 0 {
+				head.Received = max(head.Received, s.Position.Clock)
 				var more []ledger.Write
 				if more, next, err = event.AppendWrites(head, version, stream, events); err != nil {
 					return next, err
 				}
 				all = append(all, more...)
 			} else {
-				all = append(all, ledger.Write{Kind: ledger.Check, Expect: version, Item: ledger.Item{Key: record.StreamHeadKey(stream)}})
+				all = append(all, event.ClockWrite(head, version, stream, s.Position.Clock))
 			}
 		}
 		err := r.Store.Ledger.Commit(ctx, all...)
@@ -188,7 +191,7 @@ func (r *Reactor) events(told []alert.Transition) ([]event.Event, error) {
 		if a.ID == "" {
 			subject, parts = event.Subject{Kind: "rule", ID: a.RuleID, Name: a.Rule}, []string{a.RuleID, a.Stream, strconv.FormatInt(t.N, 10)}
 		}
-		e, err := event.New(t.Kind, a.Cluster, subject, t.At, Actor, a, parts...)
+		e, err := event.New(t.Kind, a.Cluster, subject, t.At, Actor, t.Detail(), parts...)
 		if err != nil {
 			return nil, fmt.Errorf("tell of alert %s: %w", a.ID, err)
 		}

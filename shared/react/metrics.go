@@ -16,7 +16,9 @@ type Stats struct {
 	alert.Meter
 	Told    map[string]int64 // transitions by the type of their event
 	Lost    int64            // events that passed retention before they were judged
-	Retries int64            // passes and appends that lost a race
+	Skipped int64            // events that cannot be read, and were passed over
+	Panics  int64
+	Retries int64 // passes and appends that lost a race
 	// Latency counts alerts by LatencyBounds, the last for those above;
 	// LatencySum is in seconds.
 	Latency    []int64
@@ -54,6 +56,18 @@ func (m *Metrics) again() {
 func (m *Metrics) lose(n int64) {
 	m.mu.Lock()
 	m.stats.Lost += n
+	m.mu.Unlock()
+}
+
+func (m *Metrics) skip(n int64) {
+	m.mu.Lock()
+	m.stats.Skipped += n
+	m.mu.Unlock()
+}
+
+func (m *Metrics) panicked() {
+	m.mu.Lock()
+	m.stats.Panics++
 	m.mu.Unlock()
 }
 

@@ -80,6 +80,10 @@ type judged struct {
 	saved   int64 // the position's Next as it is kept
 	used    int64
 	size    atomic.Int64 // groups
+	passes  atomic.Int64 // that were kept, or meant nothing
+	panics  int          // in a row
+	// panicked is the last panic, until the stream is judged again.
+	panicked *PanicError
 	// ahead are events that were read and not judged yet, for a commit was full;
 	// head is the stream's as it was when they were read.
 	ahead []event.Event
@@ -111,18 +115,30 @@ func (r *Reactor) of(stream string) *judged {
 }
 
 // Follow judges a stream to its head, and lets the timers come that are due. An
-// error leaves the stream as it was committed last; the others are not touched.
+// error leaves the stream as it was committed last; the others are not touched. A
+// panic is an error too, a *PanicError, and so is every call after it until the
+// stream may be tried again.
 func (r *Reactor) Follow(ctx context.Context, stream string) error {
 	j := r.of(stream)
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	return r.guarded(ctx, stream, j, func() error { return r.follow(ctx, stream, j) })
+}
+
+// Passes is how many passes over a stream have come to their end in this process:
+// one that is slow and goes on is told by it from one that hangs.
+func (r *Reactor) Passes(stream string) int64 { return r.of(stream).passes.Load() }
+
+func (r *Reactor) follow(ctx context.Context, stream string, j *judged) error {
 	for try := 0; ; {
 		more, err := r.pass(ctx, stream, j)
 		switch {
 		case err == nil && !more:
+			j.passes.Add(1)
 			r.evict()
 			return nil
 		case err == nil:
+			j.passes.Add(1)
 			try = 0
 			continue
 		}
@@ -145,10 +161,7 @@ func (r *Reactor) pass(ctx context.Context, stream string, j *judged) (more bool
 		return false, err
 	}
 	s := j.stream
-	if s.Position.Rules != mark {
-		done := s.SetRules(set, mark, r.now(), full(s))
-		return true, r.commit(ctx, stream, j, commitment{keep: done})
-	}
+	now := r.now()
 	events, head, err := r.read(ctx, stream, j)
 	var expired *event.ExpiredError
 	if errors.As(err, &expired) {
@@ -160,13 +173,16 @@ func (r *Reactor) pass(ctx context.Context, stream string, j *judged) (more bool
 	if err != nil {
 		return false, err
 	}
+	if s.Position.Rules != mark {
+		return true, r.change(ctx, stream, j, set, mark, now)
+	}
 	whole, err := r.judge(ctx, s, j, set, events)
 	if err != nil {
 		return false, err
 	}
-	c := commitment{}
+	// The first commit of a stream says from where it is judged, and by which rules.
+	c := commitment{keep: j.version == 0 && head.Next > 1 && mark != markDeleted}
 	if whole && s.Position.Next >= head.Next {
-		now := r.now()
 		if due := s.Due(); !due.IsZero() && !due.After(now) {
 			c.ticked = true
 			whole = s.Tick(now, full(s))
@@ -197,6 +213,29 @@ func (r *Reactor) read(ctx context.Context, stream string, j *judged) ([]event.E
 	return events, head, err
 }
 
+// change brings a stream under other rules: now, unless there are events or timers
+// that it has yet to judge, for the rules come before these and so not later. What
+// is appended behind the last event is received later than that.
+func (r *Reactor) change(ctx context.Context, stream string, j *judged, set *alert.Set, mark string, now time.Time) error {
+	s := j.stream
+	rest := j.ahead
+	for len(rest) > 0 && s.PassOwn(&rest[0]) {
+		rest = rest[1:]
+	}
+	read := len(rest) == 0 && s.Position.Next >= j.head.Next
+	if len(rest) == 0 && !read { // more of its own: the rules come behind them
+		return r.commit(ctx, stream, j, commitment{keep: true})
+	}
+	if !read && rest[0].ReceivedAt.Before(now) {
+		now = rest[0].ReceivedAt
+	}
+	if due := s.Due(); !due.IsZero() && due.Before(now) {
+		now = due
+	}
+	s.SetRules(set, mark, now, full(s))
+	return r.commit(ctx, stream, j, commitment{keep: true, ticked: read})
+}
+
 // judge judges events until the commit is full. It returns whether it judged all.
 func (r *Reactor) judge(ctx context.Context, s *alert.Stream, j *judged, set *alert.Set, events []event.Event) (bool, error) {
 	specs, err := r.specs(ctx, set, events)
@@ -206,6 +245,10 @@ func (r *Reactor) judge(ctx context.Context, s *alert.Stream, j *judged, set *al
 	defer r.Metrics.meter(s)
 	for i := range events {
 		e := &events[i]
+		if n := event.Unreadable(e); n > 0 {
+			r.Metrics.skip(n)
+			r.Logger.ErrorContext(ctx, "events cannot be read and are passed over", "stream", s.Name, "through", e.Sequence, "events", n)
+		}
 		if e.ReceivedAt.UnixMilli() < j.since {
 			s.Pass(e)
 			continue

@@ -248,7 +248,7 @@ func TestSilences(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	b.follow()
-	want := []string{"0s firing onemap[g:a] condition_holds", "10m0s firing onemap[g:a] silence_over"}
+	want := []string{"0s firing onemap[g:a] condition_holds", "10m0s unsilenced onemap[g:a] silence_over", "10m0s firing onemap[g:a] silence_over"}
 	if d := cmp.Diff(want, b.told()); d != "" {
 		t.Errorf("told (-want +got):\n%s", d)
 	}

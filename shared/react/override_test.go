@@ -1,0 +1,51 @@
+package react
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opsplane/opsplane/shared/alert"
+)
+
+// An override, like a changed rule, says what becomes of alerts that are open, and
+// ends them when it does not say.
+func TestOverrideOnChange(t *testing.T) {
+	t.Parallel()
+	fired := "0s firing device-degraded" + "map[device:nod_gpu] condition_holds"
+	for _, tt := range []struct {
+		name string
+		o    alert.Override
+		want []string
+	}{
+		{"says nothing", alert.Override{ResolveAfter: alert.Duration(2 * time.Hour)}, []string{fired, "1m0s resolved device-degradedmap[device:nod_gpu] rule_changed"}},
+		{"resolve", alert.Override{ResolveAfter: alert.Duration(2 * time.Hour), OnChange: alert.OnChangeResolve}, []string{fired, "1m0s resolved device-degradedmap[device:nod_gpu] rule_changed"}},
+		{"keep", alert.Override{ResolveAfter: alert.Duration(2 * time.Hour), OnChange: alert.OnChangeKeep}, []string{fired, "2h1m0s resolved device-degradedmap[device:nod_gpu] quiet"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.tell("device.degraded", "gpu")
+			b.follow()
+			b.advance(time.Minute)
+			got, err := b.service.OverrideRule(t.Context(), call, "device-degraded", 0, tt.o)
+			if err != nil || got.Rule.OnChange != tt.o.OnChange || got.Override.OnChange != tt.o.OnChange {
+				t.Fatalf("%+v, %v", got, err)
+			}
+			b.follow()
+			b.advance(3 * time.Hour)
+			b.follow()
+			if d := cmp.Diff(tt.want, b.told()); d != "" {
+				t.Errorf("told (-want +got):\n%s", d)
+			}
+		})
+	}
+	b := setup(t)
+	_, err := b.service.OverrideRule(t.Context(), call, "device-degraded", 0, alert.Override{OnChange: "end"})
+	var f alert.Faults
+	if !errors.As(err, &f) || f[0].Pointer != "/on_change" {
+		t.Errorf("another word: %v", err)
+	}
+}
