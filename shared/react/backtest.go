@@ -3,6 +3,7 @@ package react
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/alert"
@@ -28,11 +29,12 @@ type Backtest struct {
 // Backtested is what a rule would have done.
 type Backtested struct {
 	// Alerts would have fired, each as it stood at the end, with its evidence and
-	// history; at most MaxBacktestAlerts, in the order in which they began.
+	// history; the first MaxBacktestAlerts, in the order in which they began.
 	Alerts []alert.Alert `json:"alerts"`
 	// More: there were more alerts than are listed.
 	More bool `json:"more,omitempty"`
-	// Complete: all events were judged; else the call's time was up at Through.
+	// Complete: all events were judged; else the call's time was up, and those that
+	// were received before Through were judged, of all streams.
 	Complete bool      `json:"complete"`
 	Through  time.Time `json:"through"`
 	Judged   int64     `json:"judged"` // events
@@ -65,20 +67,40 @@ func (s *Service) Backtest(ctx context.Context, b Backtest) (Backtested, error) 
 			return out, err
 		}
 	}
+	streams := slices.DeleteFunc(slices.Clone(b.Streams), func(s string) bool { return !c.Covers(s) })
 	set := alert.NewSet([]*alert.Compiled{c}, nil)
-	out.Complete, out.Through = true, b.Until
-	for _, stream := range b.Streams {
-		if !c.Covers(stream) {
-			continue
-		}
-		if err := s.backtest(ctx, set, stream, &b, &out); err != nil {
+	out.Complete, out.Through, out.Alerts = true, b.Until, []alert.Alert{}
+	for i, stream := range streams {
+		one := Backtested{Complete: true, Through: b.Until}
+		err := s.backtest(ctx, set, stream, &b, &one)
+		if err != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return out, err
 		}
-	}
-	if out.Alerts == nil {
-		out.Alerts = []alert.Alert{}
+		out.add(&one)
+		if err == nil && one.Complete {
+			continue
+		}
+		out.Complete, out.Through = false, one.Through
+		if err != nil || i < len(streams)-1 || out.Through.Before(b.Since) { // nothing is known of the others
+			out.Through = b.Since
+		}
+		break
 	}
 	return out, nil
+}
+
+// add adds what one stream came to. Of the alerts of both the first are kept.
+func (b *Backtested) add(o *Backtested) {
+	b.Judged += o.Judged
+	b.Matched += o.Matched
+	b.Errors += o.Errors
+	b.Folded += o.Folded
+	b.Cost += o.Cost
+	b.Nanoseconds += o.Nanoseconds
+	b.Alerts = append(b.Alerts, o.Alerts...)
+	slices.SortStableFunc(b.Alerts, func(x, y alert.Alert) int { return x.Since.Compare(y.Since) })
+	b.More = b.More || o.More || len(b.Alerts) > MaxBacktestAlerts
+	b.Alerts = b.Alerts[:min(len(b.Alerts), MaxBacktestAlerts)]
 }
 
 // backtest judges one stream.
@@ -89,6 +111,10 @@ func (s *Service) backtest(ctx context.Context, set *alert.Set, stream string, b
 	}
 	st := alert.NewStream(stream, set, alert.Position{Next: from}, nil)
 	never := func() bool { return false }
+	defer func() {
+		m := st.Meter
+		out.Judged, out.Matched, out.Errors, out.Folded, out.Cost = m.Judged, m.Matched, m.Errors, m.Folded, m.Cost
+	}()
 	place := map[string]int{}
 	deadline, bounded := ctx.Deadline()
 	for done := false; !done; {
@@ -128,16 +154,14 @@ func (s *Service) backtest(ctx context.Context, set *alert.Set, stream string, b
 		}
 		out.Nanoseconds += time.Since(began).Nanoseconds()
 		collect(st.Take().Told, place, out)
+		if err := st.Err(); err != nil {
+			return err
+		}
 		if !done && bounded && time.Until(deadline) < time.Second {
 			out.Complete, out.Through = false, time.UnixMilli(st.Position.Clock).UTC()
 			break
 		}
 	}
-	out.Judged += st.Meter.Judged
-	out.Matched += st.Meter.Matched
-	out.Errors += st.Meter.Errors
-	out.Folded += st.Meter.Folded
-	out.Cost += st.Meter.Cost
 	return nil
 }
 

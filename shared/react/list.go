@@ -171,13 +171,16 @@ func (s *Service) silence(ctx context.Context, found []Listed) error {
 	if err != nil {
 		return err
 	}
+	now := s.now()
 	var ms []*alert.Matcher
 	for _, x := range all {
+		if !x.Active(now) {
+			continue
+		}
 		if m, err := alert.CompileSilence(x); err == nil {
 			ms = append(ms, m)
 		}
 	}
-	now := s.now()
 	for i := range found {
 		a := &found[i].Alert
 		if a.State == alert.Resolved {

@@ -1,6 +1,7 @@
 package react
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ type Stats struct {
 	Lost    int64            // events that passed retention before they were judged
 	Skipped int64            // events that cannot be read, and were passed over
 	Panics  int64
+	Faulty  int64 // rules that could not be used, each time that they were read
 	Retries int64 // passes and appends that lost a race
 	// Latency counts alerts by LatencyBounds, the last for those above;
 	// LatencySum is in seconds.
@@ -40,6 +42,7 @@ func (m *Metrics) Read() Stats {
 	for k, v := range m.stats.Told {
 		out.Told[k] = v
 	}
+	out.Failed = maps.Clone(m.stats.Failed)
 	out.Latency = append(make([]int64, 0, len(LatencyBounds)+1), m.stats.Latency...)
 	for len(out.Latency) <= len(LatencyBounds) {
 		out.Latency = append(out.Latency, 0)
@@ -62,6 +65,12 @@ func (m *Metrics) lose(n int64) {
 func (m *Metrics) skip(n int64) {
 	m.mu.Lock()
 	m.stats.Skipped += n
+	m.mu.Unlock()
+}
+
+func (m *Metrics) faulty() {
+	m.mu.Lock()
+	m.stats.Faulty++
 	m.mu.Unlock()
 }
 

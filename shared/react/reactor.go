@@ -59,7 +59,7 @@ type Reactor struct {
 	Batch int
 	// MaxGroups bounds the groups of a rule in a stream; alert.DefaultGroups when 0.
 	MaxGroups int
-	// Resident bounds the groups kept at hand; 200,000 when 0.
+	// Resident bounds the groups kept at hand, and the streams; 200,000 when 0.
 	Resident int
 
 	Metrics Metrics
@@ -190,6 +190,12 @@ func (r *Reactor) pass(ctx context.Context, stream string, j *judged) (more bool
 	} else {
 		more = true
 	}
+	if err := s.Err(); err != nil {
+		return false, err
+	}
+	if whole && !more { // all is judged
+		j.ahead = nil
+	}
 	return more || !whole, r.commit(ctx, stream, j, c)
 }
 
@@ -258,7 +264,7 @@ func (r *Reactor) judge(ctx context.Context, s *alert.Stream, j *judged, set *al
 			spec = &sp
 		}
 		if !s.Judge(alert.NewVars(e, spec), full(s)) {
-			return false, nil
+			return false, s.Err()
 		}
 	}
 	return s.Release(full(s)), nil
@@ -299,7 +305,7 @@ func (r *Reactor) load(ctx context.Context, stream string, j *judged) (*alert.Se
 	if err != nil {
 		return nil, "", fmt.Errorf("read position: %w", err)
 	}
-	set, mark, err := r.rules.load(ctx, r.Store, items[record.RulesKey].Version)
+	set, mark, err := r.rules.load(ctx, r.Store, items[record.RulesKey].Version, r.faulty(ctx))
 	if err != nil {
 		return nil, "", err
 	}
@@ -360,6 +366,9 @@ func (r *Reactor) groups(ctx context.Context, stream string) ([]*alert.Group, er
 	}
 }
 
+// weight is what the stream counts for among those at hand: its groups, and itself.
+func (j *judged) weight() int { return 1 + int(j.size.Load()) }
+
 // evict forgets the streams that were used longest ago when too many groups are
 // at hand.
 func (r *Reactor) evict() {
@@ -371,19 +380,16 @@ func (r *Reactor) evict() {
 	defer r.mu.Unlock()
 	total := 0
 	for _, j := range r.streams {
-		total += int(j.size.Load())
+		total += j.weight()
 	}
-	for total > most {
+	for total > most && len(r.streams) > 0 {
 		var oldest string
 		for name, j := range r.streams {
-			if j.size.Load() > 0 && (oldest == "" || j.used < r.streams[oldest].used) {
+			if oldest == "" || j.used < r.streams[oldest].used {
 				oldest = name
 			}
 		}
-		if oldest == "" {
-			return
-		}
-		total -= int(r.streams[oldest].size.Load())
+		total -= r.streams[oldest].weight()
 		delete(r.streams, oldest) // a pass that has it goes on with its own
 	}
 }

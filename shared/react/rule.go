@@ -76,6 +76,14 @@ func shippedView(sh alert.Shipped, o stored) Rule {
 	return v
 }
 
+// Faults tells why the rule, as it is stored, cannot judge anything; nil where it
+// can. One that was taken by this version of the plane can.
+func (r *Rule) Faults() alert.Faults {
+	_, err := alert.Compile(r.Rule, r.ID, r.Version)
+	faults, _ := errors.AsType[alert.Faults](err)
+	return faults
+}
+
 func (s *Service) now() time.Time { return s.Store.Now().UTC().Truncate(time.Millisecond) }
 
 func (s *Service) audit(call admission.Call, action, resource string, status int, reason string) ledger.Write {

@@ -27,6 +27,8 @@ type compiled struct {
 	version  int64 // of its item
 	rule     *alert.Compiled
 	override stored
+	id       string // of the rule
+	err      error  // why it is not ready
 }
 
 var shippedDigest = sync.OnceValue(func() string {
@@ -37,8 +39,10 @@ var shippedDigest = sync.OnceValue(func() string {
 	return hex.EncodeToString(h.Sum(nil)[:8])
 })
 
-// load returns the rules that go with the version of their mark's item.
-func (r *rules) load(ctx context.Context, st *record.Store, version int64) (*alert.Set, string, error) {
+// load returns the rules that go with the version of their mark's item. A rule that
+// does not compile, which another version of the plane wrote, is told to faulty when
+// it is first seen: it judges nothing, and its alerts stay as they are.
+func (r *rules) load(ctx context.Context, st *record.Store, version int64, faulty func(rule string, err error)) (*alert.Set, string, error) {
 	mark := fmt.Sprintf("%d-%s", version, shippedDigest())
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,6 +58,7 @@ func (r *rules) load(ctx context.Context, st *record.Store, version int64) (*ale
 		return nil, "", err
 	}
 	var list []*alert.Compiled
+	var resting []string
 	own, overrides, kept := map[string]bool{}, map[string]stored{}, make(map[string]compiled, len(items))
 	for _, it := range items {
 		c, ok := r.compiled[it.SK]
@@ -62,39 +67,54 @@ func (r *rules) load(ctx context.Context, st *record.Store, version int64) (*ale
 			if err != nil {
 				return nil, "", err
 			}
-			c = compiled{version: it.Version, override: s}
+			c = compiled{version: it.Version, override: s, id: s.ID}
 			if s.Override == nil {
-				// One that does not compile is of another version of the plane; its
-				// view says so.
-				c.rule, _ = alert.Compile(s.Rule, s.ID, s.Version)
+				if c.rule, c.err = alert.Compile(s.Rule, s.ID, s.Version); c.err != nil {
+					faulty(s.Rule.Name, c.err)
+				}
 			}
 		}
 		kept[it.SK] = c
 		switch {
 		case c.override.Override != nil:
-			overrides[c.override.ID] = c.override
-		case c.rule != nil:
-			own[c.rule.Rule.Name] = true
+			overrides[c.id] = c.override
+			continue
+		case c.err != nil:
+			resting = append(resting, c.id)
+		default:
 			list = append(list, c.rule)
 		}
+		own[c.override.Rule.Name] = true
 	}
 	for _, sh := range alert.ShippedRules() {
 		if own[sh.Rule.Name] {
 			continue
 		}
 		v := shippedView(sh, overrides[sh.ID])
-		if c, err := alert.Compile(v.Rule, v.ID, v.Version); err == nil {
-			list = append(list, c)
+		c, err := alert.Compile(v.Rule, v.ID, v.Version)
+		if err != nil {
+			faulty(v.Rule.Name, err)
+			resting = append(resting, v.ID)
+			continue
 		}
+		list = append(list, c)
 	}
-	var matchers []*alert.Matcher
+	var matchers []*alert.Matcher // past ones too: a stream may be behind, and its clock with it
 	for _, s := range silences {
 		if m, err := alert.CompileSilence(s); err == nil {
 			matchers = append(matchers, m)
 		}
 	}
-	r.set, r.mark, r.compiled = alert.NewSet(list, matchers), mark, kept
+	r.set, r.mark, r.compiled = alert.NewSet(list, matchers, resting...), mark, kept
 	return r.set, mark, nil
+}
+
+// faulty counts and logs a rule that cannot be used.
+func (r *Reactor) faulty(ctx context.Context) func(rule string, err error) {
+	return func(rule string, err error) {
+		r.Metrics.faulty()
+		r.Logger.ErrorContext(ctx, "a rule cannot be used: it judges nothing, and its alerts stay as they are", "rule", rule, "err", err)
+	}
 }
 
 // each reads all items of a partition with a prefix.

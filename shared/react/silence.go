@@ -1,11 +1,13 @@
 package react
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/admission"
@@ -16,8 +18,12 @@ import (
 	"github.com/opsplane/opsplane/shared/record"
 )
 
-// SilenceKept is how long a silence is kept after its end.
-const SilenceKept = 90 * 24 * time.Hour
+// SilenceKept is how long a silence is kept after its end, and MaxPastSilences how
+// many of those that have ended are: the one that ended first goes first.
+const (
+	SilenceKept     = 90 * 24 * time.Hour
+	MaxPastSilences = 1000
+)
 
 func silenceItem(s alert.Silence) ledger.Item {
 	return ledger.Item{Key: record.SilenceKey(s.ID), Data: record.Encode(s), Expires: s.EndsAt.Add(SilenceKept)}
@@ -46,7 +52,9 @@ func (s *Service) Silences(ctx context.Context, past bool) ([]alert.Silence, err
 	}
 	now := s.now()
 	all = slices.DeleteFunc(all, func(x alert.Silence) bool { return !past && !now.Before(x.EndsAt) })
-	slices.SortFunc(all, func(a, b alert.Silence) int { return b.StartsAt.Compare(a.StartsAt) })
+	slices.SortFunc(all, func(a, b alert.Silence) int {
+		return cmp.Or(b.StartsAt.Compare(a.StartsAt), strings.Compare(b.ID, a.ID))
+	})
 	return all, nil
 }
 
@@ -63,6 +71,9 @@ func (s *Service) Silence(ctx context.Context, silenceID string) (alert.Silence,
 	x.Version = it.Version
 	return x, err
 }
+
+// forgotten bounds the past silences that one commit forgets.
+const forgotten = 20
 
 // CreateSilence keeps a new silence; its id, author and time are filled in, and
 // its start is now where there is none. Errors: alert.Faults, an
@@ -90,8 +101,13 @@ func (s *Service) CreateSilence(ctx context.Context, call admission.Call, x aler
 		if err != nil {
 			return nil, err
 		}
-		if n := len(all); n >= alert.MaxSilences {
-			return nil, alert.Faults{{Code: alert.CodeRange, Detail: fmt.Sprintf("there are %d silences, the limit is %d", n, alert.MaxSilences)}}
+		past := slices.DeleteFunc(slices.Clone(all), func(x alert.Silence) bool { return now.Before(x.EndsAt) })
+		if n := len(all) - len(past); n >= alert.MaxSilences {
+			return nil, alert.Faults{{Code: alert.CodeRange, Detail: fmt.Sprintf("there are %d silences that have not ended, the limit is %d", n, alert.MaxSilences)}}
+		}
+		slices.SortFunc(past, func(a, b alert.Silence) int { return a.EndsAt.Compare(b.EndsAt) })
+		for i := range min(max(len(past)-MaxPastSilences, 0), forgotten) {
+			once = append(once, ledger.Write{Kind: ledger.Delete, Expect: past[i].Version, Item: ledger.Item{Key: record.SilenceKey(past[i].ID)}})
 		}
 		return append(once, ledger.Write{Item: silenceItem(x)}, s.audit(call, "silence.create", x.ID, http.StatusCreated, x.Reason)), nil
 	})

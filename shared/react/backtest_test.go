@@ -1,0 +1,79 @@
+package react
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/event"
+)
+
+const second = "clu_00000000000000000000000001"
+
+// fill puts n events, one a millisecond, into a stream.
+func (b *bench) fill(stream string, n int, typ string) {
+	b.t.Helper()
+	var evs []event.Event
+	for i := range n {
+		evs = append(evs, b.fact(typ, fmt.Sprint(stream[len(stream)-1:], "-", i), nil))
+		b.advance(time.Millisecond)
+		if len(evs) == 250 || i == n-1 {
+			if _, err := event.Append(context.Background(), b.db, stream, evs, nil); err != nil {
+				b.t.Fatal(err)
+			}
+			evs = nil
+		}
+	}
+}
+
+// A test over several streams whose time is up says so, and how far all of them
+// were judged; it is no error, and it looks at no further stream.
+func TestBacktestWhoseTimeIsUp(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fill(stream, 1500, "x.a")
+	b.fill(second, 1500, "x.a")
+	b.advance(time.Hour)
+	rule := alert.Rule{Name: "x", On: []string{"x.a"}}
+	for _, tt := range []struct {
+		name    string
+		left    time.Duration
+		streams []string
+		judged  int64
+		through time.Time
+	}{
+		{"none is left", -time.Second, []string{stream, second}, 0, t0},
+		{"the first stream takes it", 900 * time.Millisecond, []string{stream, second}, backtestBatch, t0},
+		{"the last stream takes it", 900 * time.Millisecond, []string{stream}, backtestBatch, t0.Add((backtestBatch - 1) * time.Millisecond)},
+		{"there is enough", time.Hour, []string{stream, second}, 3000, b.clock()},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), tt.left)
+		got, err := b.service.Backtest(ctx, Backtest{Rule: rule, Streams: tt.streams, Since: t0})
+		cancel()
+		if err != nil || got.Complete != (tt.left == time.Hour) || got.Judged != tt.judged || !got.Through.Equal(tt.through) {
+			t.Errorf("%s: complete %v, judged %d through %s, %v; want %d through %s", tt.name, got.Complete, got.Judged, got.Through, err, tt.judged, tt.through)
+		}
+	}
+}
+
+// The alerts of all streams are listed in the order in which they began, the first
+// ones of all: one stream does not take up the list.
+func TestBacktestOfSeveralStreams(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fill(second, 5, "x.a")
+	b.fill(stream, MaxBacktestAlerts+100, "x.a")
+	b.advance(time.Minute)
+	got, err := b.service.Backtest(t.Context(), Backtest{
+		Rule: alert.Rule{Name: "x", On: []string{"x.a"}, GroupBy: map[string]string{"g": "event.subject.name"}}, Streams: []string{stream, second}, Since: t0})
+	if err != nil || len(got.Alerts) != MaxBacktestAlerts || !got.More || !got.Complete {
+		t.Fatalf("%d alerts, more %v, complete %v, %v", len(got.Alerts), got.More, got.Complete, err)
+	}
+	for i, a := range got.Alerts {
+		if (i < 5) != (a.Stream == second) || i > 0 && a.Since.Before(got.Alerts[i-1].Since) {
+			t.Fatalf("alert %d is of stream %s and began at %s", i, a.Stream, a.Since)
+		}
+	}
+}
