@@ -66,6 +66,7 @@ type Engine struct {
 	oidc   *auth.Verifier
 	tls    *tls.Config  // nil: plain HTTP
 	swept  atomic.Int64 // Unix milliseconds of the sweep's last good pass
+	judges *judges      // of streams
 	behind behind       // streams that could not be judged
 	untold behind       // streams that could not be told
 	lanes  lanes        // of receivers, that are due
@@ -77,7 +78,7 @@ type Engine struct {
 // New opens the data folder, making it on first use.
 func New(ctx context.Context, o Options) (_ *Engine, err error) {
 	o.defaults()
-	e := &Engine{opts: o}
+	e := &Engine{opts: o, judges: newJudges()}
 	if e.tls, err = o.tls(); err != nil {
 		return nil, err
 	}
@@ -238,7 +239,7 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 	start := func(f func(context.Context)) { wg.Go(func() { f(work) }) }
 	start(func(ctx context.Context) { e.follow(ctx, "dispatch", 0, nil, e.dispatch) })
 	start(func(ctx context.Context) { e.follow(ctx, "publish", publishLinger, nil, e.publish) })
-	start(func(ctx context.Context) { e.follow(ctx, "react", 0, e.reactorLives, e.react) })
+	start(func(ctx context.Context) { e.follow(ctx, "react", 0, e.feedLives, e.react) })
 	start(e.reactLoop)
 	start(func(ctx context.Context) { e.follow(ctx, "notify", 0, nil, e.notify) })
 	start(e.notifyLoop)

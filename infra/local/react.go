@@ -2,14 +2,94 @@ package local
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+	"github.com/opsplane/opsplane/shared/sweep"
 )
 
-// reactAgain is how soon a stream that could not be judged is tried again.
-const reactAgain = 2 * time.Second
+const (
+	// reactAgain is how soon a stream that could not be judged is tried again.
+	reactAgain = 2 * time.Second
+	// judgeWithin is how long a stream may be judged at a time. One that went on in
+	// it goes on at once; one that did not hangs.
+	judgeWithin = 10 * time.Second
+	// judgeAtOnce bounds the streams that are judged at a time, those that hang
+	// apart.
+	judgeAtOnce = 8
+)
+
+// judges has streams judged beside whoever finds that they should be - the feed,
+// the sweep, the engine's start -, which waits for none of them. Each is judged by
+// one goroutine at a time.
+type judges struct {
+	mu     sync.Mutex
+	begin  func(stream string) // nil: nobody judges
+	busy   map[string]bool     // true: to be judged once more
+	hung   map[string]bool     // did not go on when they were judged last
+	slots  chan struct{}
+	within time.Duration
+}
+
+func newJudges() *judges {
+	return &judges{busy: map[string]bool{}, hung: map[string]bool{}, slots: make(chan struct{}, judgeAtOnce), within: judgeWithin}
+}
+
+// want has the streams judged from now on, or once more when they are.
+func (j *judges) want(streams ...string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.begin == nil {
+		return
+	}
+	for _, s := range streams {
+		_, busy := j.busy[s]
+		if j.busy[s] = busy; !busy {
+			j.begin(s)
+		}
+	}
+}
+
+// over notes how judging a stream ended, and tells whether it is to be judged once
+// more. What failed is not: it comes again by itself.
+func (j *judges) over(stream string, failed, hung bool) (again bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.hung, stream)
+	if hung {
+		j.hung[stream] = true
+	}
+	if again = j.busy[stream] && !failed; again {
+		j.busy[stream] = false
+	} else {
+		delete(j.busy, stream)
+	}
+	return again
+}
+
+// stuck notes that the time of a stream is over, and tells whether it is being judged
+// still.
+func (j *judges) stuck(stream string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	_, busy := j.busy[stream]
+	if busy {
+		j.hung[stream] = true
+	}
+	return busy
+}
+
+// waits tells whether a stream is being judged, or hung when it was, so that it is
+// not known whether any can be.
+func (j *judges) waits() (busy, hung bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.busy) > 0, len(j.hung) > 0
+}
 
 // behind are the streams that could not be judged.
 type behind struct {
@@ -32,15 +112,12 @@ func (b *behind) add(streams ...string) {
 	}
 }
 
-// caughtUp forgets those of the tried streams that are not to be tried again.
-func (b *behind) caughtUp(tried []string) {
+// caughtUp forgets a stream.
+func (b *behind) caughtUp(stream string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, s := range tried {
-		if !b.streams[s] {
-			delete(b.since, s)
-		}
-	}
+	delete(b.streams, stream)
+	delete(b.since, stream)
 }
 
 // longer tells how many streams have been behind for longer than d, and since when
@@ -77,49 +154,112 @@ func (b *behind) has(stream string) bool {
 	return b.streams[stream]
 }
 
-// reactDue judges a stream of which a timer is due. One that cannot be judged
-// leaves the sweep alone.
-func (e *Engine) reactDue(ctx context.Context, stream string) error {
-	if e.behind.has(stream) {
-		return nil
+// reactDue has a stream judged of which a timer is due. The sweep waits neither for
+// it nor for one that cannot be judged.
+func (e *Engine) reactDue(_ context.Context, stream string) error {
+	if !e.behind.has(stream) {
+		e.judges.want(stream)
 	}
-	if err := e.Reactor.Follow(ctx, stream); err != nil && ctx.Err() == nil {
-		e.behind.add(stream)
-		e.opts.Logger.Error("a stream could not be judged", "stream", stream, "err", err)
-	}
-	return nil
+	return sweep.ErrHandedOn
 }
 
-// react judges the streams that the records are about. One that cannot be judged
-// holds up neither the others nor the feed: reactLoop tries it again.
+// react has the streams judged that the records are about. The feed does not wait
+// for that: what was not judged when the engine ends, it judges when it begins.
 func (e *Engine) react(ctx context.Context, changes []ledger.Change) error {
-	failed, err := e.Reactor.Take(ctx, changes)
-	e.behind.add(failed...)
-	if err != nil && len(failed) == 0 {
-		return err // the streams could not be listed
+	streams, all := record.Wakes(changes)
+	if all {
+		every, err := event.Streams(ctx, e.Store)
+		if err != nil {
+			return err
+		}
+		streams = append(streams, every...)
 	}
-	if err != nil && ctx.Err() == nil {
-		e.opts.Logger.Error("streams could not be judged", "streams", len(failed), "err", err)
-	}
+	e.judges.want(streams...)
 	return nil
 }
 
-// reactLoop judges all streams once, for what happened while nobody did, and from
-// then on those that could not be judged.
+// judge judges a stream until nobody wants it any more.
+func (e *Engine) judge(ctx context.Context, stream string) {
+	for again := true; again; {
+		failed, hung := true, false
+		select {
+		case <-ctx.Done():
+		case e.judges.slots <- struct{}{}:
+			failed, hung = e.judgeOnce(ctx, stream)
+		}
+		again = e.judges.over(stream, failed, hung)
+	}
+}
+
+// judgeOnce judges a stream within its time, for which it holds a slot and no
+// longer, whatever hangs.
+func (e *Engine) judgeOnce(ctx context.Context, stream string) (failed, hung bool) {
+	within, cancel := context.WithTimeout(ctx, e.judges.within)
+	defer cancel()
+	context.AfterFunc(within, func() {
+		<-e.judges.slots
+		if errors.Is(within.Err(), context.DeadlineExceeded) && e.judges.stuck(stream) {
+			e.behind.add(stream)
+		}
+	})
+	passes := e.Reactor.Passes(stream)
+	err := e.Reactor.Follow(within, stream)
+	hung = within.Err() != nil
+	switch {
+	case err == nil:
+		e.reactorLives()
+		e.behind.caughtUp(stream)
+		return false, false
+	case ctx.Err() != nil:
+		return true, false
+	case hung && e.Reactor.Passes(stream) != passes:
+		e.reactorLives()
+		e.judges.want(stream) // it is slow, and goes on
+		return false, false
+	case !hung:
+		e.reactorLives()
+	}
+	e.behind.add(stream)
+	e.opts.Logger.Error("a stream could not be judged", "stream", stream, "hung", hung, "err", err)
+	return true, hung
+}
+
+// feedLives says that the reactor lives when its feed came round, unless something
+// hangs of which nobody knows whether it is all streams.
+func (e *Engine) feedLives() {
+	if busy, hung := e.judges.waits(); !busy && !hung {
+		e.reactorLives()
+	}
+}
+
+// reactLoop has all streams judged once, for what happened while nobody did, and
+// from then on those again that could not be - and all when one hangs, which tells
+// whether others can be judged. It ends when ctx does and none is judged any more.
 func (e *Engine) reactLoop(ctx context.Context) {
-	judge := func(failed []string, err error) bool {
-		e.behind.add(failed...)
-		if err != nil && ctx.Err() == nil {
-			e.opts.Logger.Error("streams could not be judged", "streams", len(failed), "err", err)
+	var wg sync.WaitGroup
+	e.judges.mu.Lock()
+	e.judges.begin = func(stream string) { wg.Go(func() { e.judge(ctx, stream) }) }
+	e.judges.mu.Unlock()
+	defer func() {
+		e.judges.mu.Lock()
+		e.judges.begin = nil
+		e.judges.mu.Unlock()
+		wg.Wait()
+	}()
+	for all := true; ; {
+		if all {
+			streams, err := event.Streams(ctx, e.Store)
+			if err != nil && ctx.Err() == nil {
+				e.opts.Logger.Error("streams cannot be listed to be judged", "err", err)
+			}
+			e.judges.want(streams...)
+			all = err != nil
 		}
-		return err == nil || len(failed) > 0
-	}
-	for !judge(e.Reactor.All(ctx)) && sleep(ctx, reactAgain) {
-	}
-	for sleep(ctx, reactAgain) {
-		if streams := e.behind.take(); len(streams) > 0 {
-			judge(e.Reactor.Each(ctx, streams))
-			e.behind.caughtUp(streams)
+		if !sleep(ctx, reactAgain) {
+			return
 		}
+		e.judges.want(e.behind.take()...)
+		_, hung := e.judges.waits()
+		all = all || hung
 	}
 }

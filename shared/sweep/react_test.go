@@ -3,10 +3,12 @@ package sweep_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,5 +57,51 @@ func TestStreamsAreJudgedWhenDue(t *testing.T) {
 		if err != nil || !slices.Equal(judged, want.judged) || res.Failed != want.failed {
 			t.Errorf("after %s: judged %v, failed %d, %v; want %v", want.after, judged, res.Failed, err, want.judged)
 		}
+	}
+}
+
+// TestHandedOnHoldsUpNothing: streams that are handed on stay due until they have
+// been judged; however many there are, the sweep comes to its end, and to what is due
+// behind them.
+func TestHandedOnHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	db, err := ledgersqlite.Open(t.Context(), ledgersqlite.Options{Path: filepath.Join(t.TempDir(), "l.db"), Now: func() time.Time { return t0 }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	put := func(key ledger.Key, due time.Time) {
+		t.Helper()
+		if err := db.Commit(t.Context(), ledger.Write{Item: ledger.Item{Key: key, Data: []byte("{}"), Due: due}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const n = 300 // more than a pass takes
+	for i := range n {
+		put(record.JudgedKey(fmt.Sprint("clu_", i)), t0.Add(-time.Hour))
+	}
+	last := record.LaneKey("rcv_last")
+	put(last, t0.Add(-time.Minute))
+	served := make(chan struct{}, 1)
+	var handedOn atomic.Int64
+	s := &sweep.Sweep{Store: &record.Store{Ledger: db, Now: func() time.Time { return t0 }}, Logger: slog.New(slog.DiscardHandler),
+		React: func(context.Context, string) error {
+			handedOn.Add(1)
+			return fmt.Errorf("judge: %w", sweep.ErrHandedOn)
+		},
+		Notify: func(ctx context.Context, key ledger.Key) error {
+			served <- struct{}{}
+			return db.Commit(ctx, ledger.Write{Kind: ledger.Delete, Expect: 1, Item: ledger.Item{Key: key}})
+		}}
+	for range 2 { // the second pass knows how many there are
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		res, err := s.Run(ctx)
+		cancel()
+		if err != nil || res.Failed != 0 || res.Err != nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			t.Fatalf("%+v, %v", res, err)
+		}
+	}
+	if len(served) != 1 || handedOn.Load() < n {
+		t.Errorf("served %d, handed on %d of %d", len(served), handedOn.Load(), n)
 	}
 }

@@ -30,21 +30,24 @@ const batch = 256
 // parallel bounds how many of them are worked on at once.
 const parallel = 32
 
-// Sweep holds what a pass needs, and how many items the last one failed on.
+// ErrHandedOn: what is due is looked after by another, and stays due until then.
+var ErrHandedOn = errors.New("handed on")
+
+// Sweep holds what a pass needs, and how many items the last one left due.
 type Sweep struct {
 	Store  *record.Store
 	Relay  *relay.Relay
 	Queue  queue.Admin
 	Logger *slog.Logger
 	Waker  *Waker // nil: the sweep runs all the time
-	// React judges a stream by the alert rules, since a timer of it is due; nil: no
-	// reactor.
+	// React judges a stream by the alert rules, since a timer of it is due, or hands it
+	// on to someone who does and returns ErrHandedOn; nil: no reactor.
 	React func(ctx context.Context, stream string) error
 	// Notify sends what is due to the receiver whose lane the key is, or hands that
 	// on; nil: no notifier.
 	Notify func(ctx context.Context, key ledger.Key) error
 
-	failing atomic.Int64
+	left atomic.Int64
 }
 
 // Result is what one pass did.
@@ -60,11 +63,11 @@ type Result struct {
 	Err error
 }
 
-// Pass acts on what is due now. An item that fails leaves the others alone: it
-// is due again in the next pass, which takes so many more. An error means that
+// Pass acts on what is due now. An item that fails, or is handed on, leaves the
+// others alone: it is due again in the next pass, which takes so many more. An error means that
 // what is due could not be read at all.
 func (s *Sweep) Pass(ctx context.Context) (Result, error) {
-	limit := min(batch+int(s.failing.Load()), ledger.MaxPage)
+	limit := min(batch+int(s.left.Load()), ledger.MaxPage)
 	now := s.Store.Now()
 	items, err := s.Store.Ledger.Due(ctx, now, limit)
 	if err != nil {
@@ -78,24 +81,31 @@ func (s *Sweep) Pass(ctx context.Context) (Result, error) {
 	if len(items) > 0 {
 		res.Late = max(0, now.Sub(items[0].Due))
 	}
+	handedOn := 0
 	slots := make(chan struct{}, parallel)
 	for _, it := range items {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			if err := s.item(ctx, it); err != nil {
-				mu.Lock()
-				res.Failed++
-				if res.Failed <= 5 { // enough to tell
-					res.Err = errors.Join(res.Err, err)
-				}
-				mu.Unlock()
+			err := s.item(ctx, it)
+			if err == nil {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if errors.Is(err, ErrHandedOn) {
+				handedOn++
+				return
+			}
+			if res.Failed++; res.Failed <= 5 { // enough to tell
+				res.Err = errors.Join(res.Err, err)
 			}
 		})
 	}
 	wg.Wait()
-	s.failing.Store(int64(res.Failed))
-	res.More = res.More && res.Failed < res.Due
+	left := res.Failed + handedOn
+	s.left.Store(int64(left))
+	res.More = res.More && left < res.Due
 	return res, nil
 }
 
