@@ -39,7 +39,9 @@ const (
 	ReasonUnmuted   = "inhibition_over" // what inhibited it is resolved
 	ReasonSilenced  = "silenced"
 	ReasonUnsilence = "silence_over"
-	ReasonChanged   = "rule_changed"
+	ReasonChanged   = "rule_changed"  // it ended for it, or is shown otherwise
+	ReasonRegrouped = "group_changed" // its rule groups by something else now
+	ReasonScope     = "out_of_scope"  // its rule looks at the cluster no more
 	ReasonDisabled  = "rule_disabled"
 	ReasonDeleted   = "rule_deleted"
 	ReasonCluster   = "cluster_deleted"

@@ -81,6 +81,7 @@ type open struct {
 	InhibitedBy string `json:"inhibited,omitempty"`
 	History     []Step `json:"history,omitempty"`
 	Cause       about  `json:"cause,omitzero"`
+	Face        *face  `json:"face,omitempty"`
 }
 
 // sample is a match, or several at one time, or a value that was last seen then.
@@ -133,6 +134,9 @@ func (g *Group) bytes() int {
 	}
 	if g.Alert != nil {
 		n += len(g.Alert.History) * 100
+		if g.Alert.Face != nil {
+			n += g.Alert.Face.bytes()
+		}
 	}
 	return n
 }

@@ -25,12 +25,12 @@ func TestInhibitorsThatChange(t *testing.T) {
 		rules []string // afterwards; the second is the inhibitor
 		want  []string
 	}{
-		{"it is renamed", []string{low + by, "name: higher\n" + high}, []string{"10m0s resolved higher{a} rule_changed", "10m0s firing low{a} inhibition_over"}},
-		{"it is renamed and goes on", []string{low + by, "name: higher\non_change: keep\n" + high}, []string{"10m0s firing low{a} inhibition_over", "20m0s resolved higher{a} condition_ended"}},
-		{"it is deleted", []string{low + by}, []string{"10m0s resolved {} rule_deleted", "10m0s firing low{a} inhibition_over"}},
+		{"it is renamed", []string{low + by, "name: higher\n" + high}, []string{"10m0s resolved high{a} rule_changed", "10m0s firing low{a} inhibition_over"}},
+		{"it is renamed and goes on", []string{low + by, "name: higher\non_change: keep\n" + high}, []string{"10m0s firing higher{a} rule_changed", "10m0s firing low{a} inhibition_over", "20m0s resolved higher{a} condition_ended"}},
+		{"it is deleted", []string{low + by}, []string{"10m0s resolved high{a} rule_deleted", "10m0s firing low{a} inhibition_over"}},
 		{"it is disabled", []string{low + by, "name: high\nenabled: false\n" + high}, []string{"10m0s resolved high{a} rule_disabled", "10m0s firing low{a} inhibition_over"}},
 		{"it is named no more", []string{low + "on_change: keep\n", "name: high\n" + high}, []string{"10m0s firing low{a} inhibition_over", "20m0s resolved high{a} condition_ended"}},
-		{"it stays", []string{low + by + "severity: error\n", "name: high\n" + high}, []string{"20m0s resolved high{a} condition_ended", "20m0s firing low{a} inhibition_over"}},
+		{"it stays", []string{low + by + "description: more\n", "name: high\n" + high}, []string{"20m0s resolved high{a} condition_ended", "20m0s firing low{a} inhibition_over"}},
 		{"another change of its own rule", []string{low + by + "on_change: keep\nfor: 1s\n", "name: high\n" + high}, []string{"20m0s resolved high{a} condition_ended", "20m0s firing low{a} inhibition_over"}},
 	} {
 		for _, readBack := range []bool{false, true} {

@@ -46,7 +46,8 @@ const (
 // PlaneCluster stands for the plane's own stream among a rule's clusters.
 const PlaneCluster = "plane"
 
-// What becomes of alerts that fire when their rule changes.
+// What becomes of open alerts when their rule changes, also where only what they
+// show does.
 const (
 	OnChangeResolve = "resolve" // they end, and the changed rule begins anew
 	OnChangeKeep    = "keep"    // they go on under the changed rule

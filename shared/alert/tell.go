@@ -18,7 +18,8 @@ func (s *Stream) tell(c *Compiled, g *Group, effects []effect) {
 	for _, x := range effects {
 		if x.begins || g.Alert == nil {
 			s.inhibit(g.Alert, "")
-			g.Alert = &open{ID: g.alertID(c, s.Name), Since: x.clock, Cause: g.Cause}
+			f := c.face()
+			g.Alert = &open{ID: g.alertID(c, s.Name), Since: x.clock, Cause: g.Cause, Face: &f}
 		}
 		a := g.Alert
 		a.State, a.Reason = x.state, x.reason
@@ -201,18 +202,8 @@ func (s *Stream) remind(c *Compiled, g *Group, at int64) {
 	}
 }
 
-// groupOf is the group's key by name.
-func (s *Stream) groupOf(c *Compiled, g *Group) map[string]string {
-	out := make(map[string]string, len(c.keys))
-	for i, k := range c.keys {
-		if g.Other {
-			out[k] = otherValue
-		} else if i < len(g.Values) {
-			out[k] = g.Values[i]
-		}
-	}
-	return out
-}
+// groupOf is the group's key by name, as its rule has it.
+func (s *Stream) groupOf(c *Compiled, g *Group) map[string]string { return g.named(c.keys) }
 
 // otherValue is the value of each key of the group that stands for all over the
 // limit.
@@ -220,10 +211,10 @@ const otherValue = "(other)"
 
 // view is the group's alert as everyone sees it.
 func (s *Stream) view(c *Compiled, g *Group) Alert {
-	a := g.Alert
+	a, f := g.Alert, g.face(c)
 	v := Alert{
-		ID: a.ID, Rule: c.Rule.Name, RuleID: c.ID, RuleVersion: c.Version, Stream: s.Name, Group: s.groupOf(c, g), Folded: g.Other,
-		State: a.State, Severity: c.severity(), Labels: maps.Clone(c.Rule.Labels), Runbook: c.Rule.Runbook,
+		ID: a.ID, Rule: f.Rule, RuleID: c.ID, RuleVersion: f.Version, Stream: s.Name, Group: g.named(f.Keys), Folded: g.Other,
+		State: a.State, Severity: f.Severity, Labels: maps.Clone(f.Labels), Runbook: f.Runbook,
 		Since: ms(a.Since), Reason: a.Reason, SilencedBy: a.SilencedBy, InhibitedBy: a.InhibitedBy,
 		History: append([]Step(nil), a.History...),
 	}
@@ -232,7 +223,7 @@ func (s *Stream) view(c *Compiled, g *Group) Alert {
 	if a.Cause == (about{}) { // it was kept before there was one
 		v.Subject, v.Operation = g.Subject, g.Operation
 	}
-	v.Summary = summary(c.Rule.Summary, v.Group, g.Subject.Name)
+	v.Summary = summary(f.Summary, v.Group, g.Subject.Name)
 	if s.Name != PlaneCluster {
 		v.Cluster = s.Name
 	}
@@ -260,72 +251,4 @@ func (g *Group) OpenAlert() string {
 		return ""
 	}
 	return g.Alert.ID
-}
-
-// renew brings a group under the stream's rules. Where its rule has another
-// meaning, or is gone, the group begins anew: its alert ends, or goes on as the
-// rule says.
-func (s *Stream) renew(g *Group, clock int64) {
-	c := s.set.Rule(g.Rule)
-	if c != nil && c.Digest == g.Digest && c.Covers(s.Name) {
-		s.resilence(c, g, clock)
-		return
-	}
-	reason := ReasonChanged
-	switch {
-	case c == nil && s.set.resting[g.Rule]:
-		s.timers.set(g, 0)
-		return
-	case c == nil:
-		reason = s.set.gone
-	case !c.Covers(s.Name):
-		reason = ReasonDisabled
-	case c.Rule.OnChange == OnChangeKeep && g.Alert != nil && len(g.Values) == len(c.keys):
-		s.keep(c, g, clock)
-		return
-	}
-	if g.Alert != nil {
-		if c == nil { // what it was called is in the alert as it was kept
-			c = &Compiled{ID: g.Rule, Digest: g.Digest}
-		}
-		g.Flapping = false
-		s.tell(c, g, []effect{{kind: TypeResolved, state: Resolved, reason: reason, clock: clock}})
-	}
-	s.remove(g)
-}
-
-// keep takes an open alert over to its changed rule: as firing, until the rule's
-// own resolve_when or time of quiet, counted from now, ends it; a pending one
-// waits from now.
-func (s *Stream) keep(c *Compiled, g *Group, clock int64) {
-	was := g.Alert.State
-	*g = Group{
-		Rule: g.Rule, Digest: c.Digest, Values: g.Values, Other: g.Other, Seq: g.Seq, Touched: clock,
-		Active: true, Last: clock, Open: g.Open, Raw: Firing, CauseSeq: g.CauseSeq, CauseAt: g.CauseAt,
-		Alert: g.Alert, MuteUntil: g.MuteUntil, Count: g.Count, Evidence: g.Evidence, Subject: g.Subject, Operation: g.Operation,
-		key: g.key, hash: g.hash, heap: g.heap, due: g.due,
-	}
-	if was == Pending && c.Rule.For > 0 {
-		g.Raw, g.PendingAt = Pending, clock
-	} else if was == Pending {
-		s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonHolds, clock: clock}})
-	}
-	s.uninhibit(c, g, clock)
-	s.remind(c, g, clock)
-	s.changed(c, g)
-}
-
-// resilence looks at the silences anew, and at what inhibits.
-func (s *Stream) resilence(c *Compiled, g *Group, clock int64) {
-	if g.Alert != nil {
-		was, until := *g.Alert, g.MuteUntil
-		s.uninhibit(c, g, clock)
-		s.remind(c, g, clock)
-		if g.Alert.SilencedBy != was.SilencedBy || g.Alert.N != was.N || g.MuteUntil != until {
-			s.changed(c, g)
-			return
-		}
-	}
-	_, due := g.next(c) // quiet may have another default
-	s.timers.set(g, due)
 }
