@@ -112,21 +112,34 @@ func CompileSilence(s Silence) (*Matcher, error) {
 // Matches tells whether the silence is for the alert.
 func (m *Matcher) Matches(a *Alert) bool {
 	for i, x := range m.Silence.Matchers {
-		v := a.field(x.Field)
-		var ok bool
-		switch x.Op {
-		case OpEqual:
-			ok = v == x.Value
-		case OpNotEqual:
-			ok = v != x.Value
-		case OpMatch:
-			ok = m.patterns[i] != nil && m.patterns[i].MatchString(v)
-		}
-		if !ok {
+		if !m.holds(i, a.field(x.Field)) {
 			return false
 		}
 	}
 	return len(m.Silence.Matchers) > 0
+}
+
+// Concerns tells whether the silence may be for an alert of the cluster.
+func (m *Matcher) Concerns(cluster string) bool {
+	for i, x := range m.Silence.Matchers {
+		if x.Field == "cluster" && !m.holds(i, cluster) {
+			return false
+		}
+	}
+	return true
+}
+
+// holds tells whether the i-th condition holds for a value.
+func (m *Matcher) holds(i int, v string) bool {
+	switch x := m.Silence.Matchers[i]; x.Op {
+	case OpEqual:
+		return v == x.Value
+	case OpNotEqual:
+		return v != x.Value
+	case OpMatch:
+		return m.patterns[i] != nil && m.patterns[i].MatchString(v)
+	}
+	return false
 }
 
 // field reads what a matcher names; "" where the alert has none.

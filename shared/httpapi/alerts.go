@@ -8,7 +8,6 @@ import (
 
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/auth"
-	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/react"
 )
@@ -78,14 +77,12 @@ func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 		return nil, err
 	}
 	switch {
-	case in.Cluster == event.PlaneStream && rq.sees(""):
-		f.Streams = []string{event.PlaneStream}
 	case in.Cluster != "":
-		cluster, err := a.clusterParam(ctx, rq, in.Cluster)
+		stream, err := a.streamParam(ctx, rq, in.Cluster)
 		if err != nil {
 			return nil, err
 		}
-		f.Streams = []string{cluster}
+		f.Streams = []string{stream}
 	case len(rq.principal.Clusters) > 0:
 		f.Streams = rq.principal.Clusters
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/problem"
 	"github.com/opsplane/opsplane/shared/react"
 )
@@ -188,7 +189,100 @@ func TestAlertsAreOnesOwn(t *testing.T) {
 	p.do("scoped", "POST", "/v1/silences", `{"matchers":[{"field":"rule","op":"=","value":"left"}],"ends_at":"2999-01-01T00:00:00Z","reason":"x"}`).problem(403, problem.Forbidden)
 	confined := p.token(auth.TokenSpec{Name: "confined admin", Role: auth.Admin, Clusters: []string{p.cluster.ID}})
 	p.do(confined, "POST", "/v1/rules", hot, "Content-Type: application/yaml").problem(403, problem.Forbidden)
+	p.seesNoOthers()
 	cursor := p.do("viewer", "GET", "/v1/alerts?limit=1", nil).want(200).str("next_cursor")
 	p.do("viewer", "GET", "/v1/alerts?limit=1&cursor="+cursor, nil).want(200)
 	p.do("viewer", "GET", "/v1/alerts?limit=1&rule=left&cluster=west&cursor="+cursor, nil).problem(422, problem.InvalidCursor)
+}
+
+// seesNoOthers: who is confined to a cluster reads nothing of silences and rules that
+// are for other clusters alone, and no id of those in what is for several.
+func (p *plane) seesNoOthers() {
+	p.t.Helper()
+	east, west := p.cluster.ID, p.other.ID
+	silences := map[string]bool{}
+	for _, c := range []struct {
+		field, op, value string
+		seen             bool
+	}{
+		{"cluster", "=", west, false}, {"cluster", "=", east, true}, {"cluster", "=~", west + "|clu_x", false}, {"cluster", "=~", ".*", true},
+		{"cluster", "!=", east, false}, {"rule", "=", "left", true},
+	} {
+		made := p.do("operator", "POST", "/v1/silences", map[string]any{"matchers": []map[string]string{{"field": c.field, "op": c.op, "value": c.value}},
+			"ends_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339), "reason": "r"}).want(201).str("id")
+		silences[made] = c.seen
+		if status := p.do("scoped", "GET", "/v1/silences/"+made, nil).status; (status == 200) != c.seen {
+			p.t.Errorf("%+v: %d", c, status)
+		}
+	}
+	for _, limit := range []string{"1", "50"} {
+		got := p.walk("scoped", "/v1/silences?limit="+limit, nil)
+		for _, id := range got {
+			if !silences[id] {
+				p.t.Errorf("listed silence %s", id)
+			}
+		}
+		if len(got) != 3 {
+			p.t.Errorf("%d silences", len(got))
+		}
+	}
+	for name, clusters := range map[string]string{"theirs": `"west"`, "ours": `"west","east","plane"`, "the-planes": `"plane"`} {
+		p.do("admin", "POST", "/v1/rules", `{"name":"`+name+`","on":["x.y"],"clusters":[`+clusters+`]}`).want(201)
+	}
+	p.do("admin", "PUT", "/v1/rules/agent-silent/override", `{"clusters":["west"]}`).want(200)
+	p.do("admin", "PUT", "/v1/rules/fatal-xid/override", `{"clusters":["west","east"]}`).want(200)
+	for name, seen := range map[string]bool{"theirs": false, "ours": true, "the-planes": false, "agent-silent": false, "fatal-xid": true, "stream-gap": true} {
+		a := p.do("scoped", "GET", "/v1/rules/"+name, nil)
+		if (a.status == 200) != seen || strings.Contains(a.raw, west) || a.status == 200 && name != "stream-gap" && !strings.Contains(a.raw, east) {
+			p.t.Errorf("rule %s: %s", name, a.raw)
+		}
+		p.do("viewer", "GET", "/v1/rules/"+name, nil).want(200)
+	}
+	if all := p.do("scoped", "GET", "/v1/rules?limit=100", nil).want(200); strings.Contains(all.raw, west) || strings.Contains(all.raw, "theirs") || !strings.Contains(all.raw, "ours") {
+		p.t.Error(all.raw)
+	}
+}
+
+// Of tests of rules a process judges so many at once and no more; the others are
+// told when to come again.
+func TestTestsOfRulesAtOnce(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	const body = `{"rule":{"name":"a","on":["node.left"]}}`
+	var ends []func()
+	for range maxTests {
+		end, err := p.api.beginTest()
+		must(t, err)
+		ends = append(ends, end)
+	}
+	if a := p.do("viewer", "POST", "/v1/rules/test", body).problem(429, problem.TooManyWaits); a.header.Get("Retry-After") != "5" {
+		t.Errorf("come again after %q", a.header.Get("Retry-After"))
+	}
+	ends[0]()
+	for range maxTests + 1 {
+		p.do("viewer", "POST", "/v1/rules/test", body).want(200)
+	}
+	p.do("viewer", "POST", "/v1/rules/test", `{"rule":{"name":"a","on":["node.left"],"when":"x"}}`).problem(422, problem.Invalid)
+	p.do("viewer", "POST", "/v1/rules/test", body).want(200)
+}
+
+// The plane's own events, alerts and rules are asked for by one name, which no
+// cluster has.
+func TestThePlaneByName(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.happen(event.PlaneStream, "queue.dead_letter", 1)
+	p.happen(p.cluster.ID, "node.left", 1)
+	for _, x := range p.do("viewer", "GET", "/v1/events?cluster=plane&limit=200", nil).want(200).items() {
+		if x["stream"] != event.PlaneStream {
+			t.Errorf("of another stream: %v", x)
+		}
+	}
+	if n := len(p.do("viewer", "GET", "/v1/events?cluster=plane&type=queue.dead_letter", nil).want(200).items()); n != 1 {
+		t.Errorf("%d events", n)
+	}
+	p.do("viewer", "GET", "/v1/alerts?cluster=plane", nil).want(200)
+	p.do("admin", "POST", "/v1/rules", `{"name":"a","on":["x.y"],"clusters":["plane"]}`).want(201)
+	p.do("scoped", "GET", "/v1/events?cluster=plane", nil).problem(422, problem.Invalid).points("/query/cluster")
+	p.do("admin", "POST", "/v1/clusters", `{"name":"plane"}`).problem(422, problem.Invalid)
 }

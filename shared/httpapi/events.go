@@ -74,7 +74,7 @@ type eventsInput struct {
 	Type     []string `query:"type,explode" doc:"Exact, or a family such as operation.*; repeatable, or separated by commas"`
 	Severity []string `query:"severity,explode" doc:"info, warning, error or critical; repeatable, or separated by commas"`
 	Subject  string   `query:"subject" doc:"An id, kind:name, or an operation's id"`
-	Cluster  string   `query:"cluster" doc:"Id or name"`
+	Cluster  string   `query:"cluster" doc:"Id or name; plane is the plane's own"`
 	Since    string   `query:"since" doc:"RFC 3339, included"`
 	Until    string   `query:"until" doc:"RFC 3339, excluded"`
 	Wait     string   `query:"wait" doc:"How long to wait when nothing matches, such as 30s; with text/event-stream: how long the stream stays open"`
@@ -140,7 +140,7 @@ func (a *API) eventsQuery(ctx context.Context, rq *request, in *eventsInput) (ev
 	if q.Severities, err = severities(in.Severity); err != nil {
 		return q, err
 	}
-	if q.Cluster, err = a.clusterParam(ctx, rq, in.Cluster); err != nil {
+	if q.Cluster, err = a.streamParam(ctx, rq, in.Cluster); err != nil {
 		return q, err
 	}
 	if q.Since, err = parseTime("since", in.Since); err != nil {
@@ -156,6 +156,15 @@ func (a *API) eventsQuery(ctx context.Context, rq *request, in *eventsInput) (ev
 		slices.Sort(q.Streams)
 	}
 	return q, nil
+}
+
+// streamParam reads the parameter that names a cluster, or the plane, whose events or
+// alerts are asked for.
+func (a *API) streamParam(ctx context.Context, rq *request, name string) (string, error) {
+	if name == event.PlaneStream && rq.sees("") {
+		return name, nil
+	}
+	return a.clusterParam(ctx, rq, name)
 }
 
 // severities reads the parameter severity of a list.

@@ -97,6 +97,7 @@ type API struct {
 	log     *slog.Logger
 
 	streaming streaming
+	tests     chan struct{} // those of rules that are under way
 }
 
 // New makes the handler.
@@ -158,7 +159,7 @@ func build(cfg Config, users func(*API)) (*API, error) {
 
 // newAPI registers the routes; OpenAPI needs no more.
 func newAPI(cfg Config, users func(*API)) *API {
-	a := &API{cfg: cfg, mux: http.NewServeMux(), routes: map[string]*route{}, log: cfg.Logger, streaming: newStreaming()}
+	a := &API{cfg: cfg, mux: http.NewServeMux(), routes: map[string]*route{}, log: cfg.Logger, streaming: newStreaming(), tests: make(chan struct{}, maxTests)}
 	a.healthRoutes()
 	if users != nil {
 		users(a)

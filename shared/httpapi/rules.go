@@ -4,8 +4,8 @@ import (
 	"context"
 	"net/http"
 	"reflect"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -13,7 +13,6 @@ import (
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/auth"
-	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/react"
 )
@@ -75,6 +74,7 @@ type storedRuleView struct {
 	CreatedBy *operation.Actor `json:"created_by"`
 	UpdatedAt *time.Time       `json:"updated_at"`
 	UpdatedBy *operation.Actor `json:"updated_by"`
+	Faults    alert.Faults     `json:"faults,omitempty" doc:"Why it judges nothing: another version of the plane took it. Its alerts stay as they are"`
 	Links     ruleLinks        `json:"links"`
 }
 
@@ -83,7 +83,7 @@ type ruleLinks struct {
 }
 
 func viewRule(r react.Rule) storedRuleView {
-	v := storedRuleView{ID: r.ID, Rule: r.Rule, Version: r.Version, Digest: r.Digest, Shipped: r.Shipped, Override: r.Override,
+	v := storedRuleView{ID: r.ID, Rule: r.Rule, Version: r.Version, Digest: r.Digest, Shipped: r.Shipped, Override: r.Override, Faults: r.Faults(),
 		Links: ruleLinks{Alerts: alertsPath + "?rule=" + r.Rule.Name}}
 	if v.Override != nil && reflect.ValueOf(*v.Override).IsZero() { // taken back
 		v.Override = nil
@@ -178,7 +178,7 @@ func (a *API) createRule(ctx context.Context, rq *request, _ *struct {
 	return created(rulesPath, made.ID, was, viewRule(made)), nil
 }
 
-func (a *API) listRules(ctx context.Context, _ *request, in *struct {
+func (a *API) listRules(ctx context.Context, rq *request, in *struct {
 	PageInput
 	Shipped string `query:"shipped" enum:"true,false"`
 	Enabled string `query:"enabled" enum:"true,false"`
@@ -195,7 +195,8 @@ func (a *API) listRules(ctx context.Context, _ *request, in *struct {
 	shipped, enabled := parseBool(in.Shipped), parseBool(in.Enabled)
 	items, next := []storedRuleView{}, ""
 	for _, r := range all {
-		if r.Rule.Name <= place || shipped != nil && *shipped != r.Shipped || enabled != nil && *enabled != r.Rule.IsEnabled() {
+		r, sees := rq.seesRule(r)
+		if !sees || r.Rule.Name <= place || shipped != nil && *shipped != r.Shipped || enabled != nil && *enabled != r.Rule.IsEnabled() {
 			continue
 		}
 		if len(items) == in.Limit {
@@ -207,10 +208,30 @@ func (a *API) listRules(ctx context.Context, _ *request, in *struct {
 	return &listOutput[storedRuleView]{Body: newList(items, next)}, nil
 }
 
-func (a *API) getRule(ctx context.Context, _ *request, in *RulePath) (*ruleOutput, error) {
+// seesRule is the rule as the caller may see it: of its clusters those that the
+// caller sees, and not at all where it is for others alone.
+func (rq *request) seesRule(r react.Rule) (react.Rule, bool) {
+	if len(rq.principal.Clusters) == 0 || len(r.Rule.Clusters) == 0 {
+		return r, true
+	}
+	unseen := func(c string) bool { return !rq.sees(c) }
+	r.Rule.Clusters = slices.DeleteFunc(slices.Clone(r.Rule.Clusters), unseen)
+	if r.Override != nil {
+		o := *r.Override
+		o.Clusters = slices.DeleteFunc(slices.Clone(o.Clusters), unseen)
+		r.Override = &o
+	}
+	return r, len(r.Rule.Clusters) > 0
+}
+
+func (a *API) getRule(ctx context.Context, rq *request, in *RulePath) (*ruleOutput, error) {
 	r, err := a.cfg.Alerts.Rule(ctx, in.ID)
 	if err != nil {
 		return nil, err
+	}
+	r, sees := rq.seesRule(r)
+	if !sees {
+		return nil, notFound("rule", in.ID)
 	}
 	return answerRule(r), nil
 }
@@ -267,100 +288,4 @@ func (a *API) overrideRule(ctx context.Context, rq *request, in *struct {
 		return nil, err
 	}
 	return answerRule(made), nil
-}
-
-// ruleTestBody is what a test judges.
-type ruleTestBody struct {
-	Rule  alert.Rule `json:"rule"`
-	Since string     `json:"since,omitempty" doc:"RFC 3339; a week ago when absent"`
-	Until string     `json:"until,omitempty" doc:"RFC 3339; now when absent"`
-}
-
-// ruleTestView is what the rule would have done.
-type ruleTestView struct {
-	react.Backtested
-	Alerts []alertView `json:"alerts" nullable:"false" doc:"Those that would have fired, as they stood at the end, in the order in which they began"`
-}
-
-// testWeek is how far back a test looks by itself.
-const testWeek = 7 * 24 * time.Hour
-
-// maxTest bounds what one test takes; it tells how far it came.
-const maxTest = 20 * time.Second
-
-func (a *API) testRule(ctx context.Context, rq *request, _ *struct{ RawBody []byte }) (*bodyOutput[ruleTestView], error) {
-	release, err := rq.wait() // a test is as dear as a wait is long
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	var body ruleTestBody
-	if err := alert.Decode(rq.body, &body); err != nil {
-		return nil, err
-	}
-	var b react.Backtest
-	if b.Rule, err = a.checkRule(ctx, rq, body.Rule); err != nil {
-		return nil, below("/rule", err)
-	}
-	b.Since = a.now().Add(-testWeek)
-	for _, x := range []struct {
-		name, text string
-		at         *time.Time
-	}{{"since", body.Since, &b.Since}, {"until", body.Until, &b.Until}} {
-		if x.text == "" {
-			continue
-		}
-		if *x.at, err = operation.ParseTime(x.text); err != nil {
-			return nil, alert.Faults{{Pointer: "/" + x.name, Code: alert.CodeFormat, Detail: err.Error()}}
-		}
-	}
-	if b.Streams, err = a.streamsSeen(ctx, rq); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, min(maxTest, a.cfg.MaxWait))
-	defer cancel()
-	out, err := a.cfg.Alerts.Backtest(ctx, b)
-	if err != nil {
-		return nil, below("/rule", err)
-	}
-	v := ruleTestView{Backtested: out, Alerts: make([]alertView, len(out.Alerts))}
-	for i, x := range out.Alerts {
-		v.Alerts[i] = viewAlert(x)
-	}
-	return &bodyOutput[ruleTestView]{Body: v}, nil
-}
-
-// below moves faults of a rule to where the rule is in the body.
-func below(at string, err error) error {
-	faults, ok := err.(alert.Faults) //nolint:errorlint // they are returned as they are
-	if !ok {
-		return err
-	}
-	out := make(alert.Faults, len(faults))
-	for i, f := range faults {
-		if !strings.HasPrefix(f.Pointer, "/since") {
-			f.Pointer = at + f.Pointer
-		}
-		out[i] = f
-	}
-	return out
-}
-
-// streamsSeen lists the streams whose alerts and events the caller may see.
-func (a *API) streamsSeen(ctx context.Context, rq *request) ([]string, error) {
-	all, err := event.Streams(ctx, a.cfg.Store)
-	if err != nil {
-		return nil, err
-	}
-	out := []string{}
-	for _, s := range all {
-		cluster := s
-		if s == event.PlaneStream {
-			cluster = ""
-		}
-		if rq.sees(cluster) {
-			out = append(out, s)
-		}
-	}
-	return out, nil
 }

@@ -86,7 +86,7 @@ func (a *API) createSilence(ctx context.Context, rq *request, _ *struct {
 	return created(silencesPath, made.ID, was, a.viewSilence(made)), nil
 }
 
-func (a *API) listSilences(ctx context.Context, _ *request, in *struct {
+func (a *API) listSilences(ctx context.Context, rq *request, in *struct {
 	PageInput
 	Past string `query:"past" enum:"true,false" doc:"Those that are over, too"`
 }) (*listOutput[silenceView], error) {
@@ -99,6 +99,7 @@ func (a *API) listSilences(ctx context.Context, _ *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
+	all = slices.DeleteFunc(all, func(s alert.Silence) bool { return !rq.seesSilence(s) })
 	at := func(s *alert.Silence) string { return record.TimeSort(s.StartsAt, s.ID) }
 	slices.SortFunc(all, func(a, b alert.Silence) int { return strings.Compare(at(&b), at(&a)) })
 	items, next := []silenceView{}, ""
@@ -115,18 +116,32 @@ func (a *API) listSilences(ctx context.Context, _ *request, in *struct {
 	return &listOutput[silenceView]{Body: newList(items, next)}, nil
 }
 
+// seesSilence tells whether the caller may see the silence: it may be for an alert
+// of a cluster that the caller sees.
+func (rq *request) seesSilence(s alert.Silence) bool {
+	clusters := rq.principal.Clusters
+	if len(clusters) == 0 {
+		return true
+	}
+	m, err := alert.CompileSilence(s)
+	return err == nil && slices.ContainsFunc(clusters, m.Concerns)
+}
+
 // SilencePath is exported for huma, which reads embedded fields only then.
 type SilencePath struct {
 	ID string `path:"id" maxLength:"64"`
 }
 
-func (a *API) getSilence(ctx context.Context, _ *request, in *SilencePath) (*bodyOutput[silenceView], error) {
+func (a *API) getSilence(ctx context.Context, rq *request, in *SilencePath) (*bodyOutput[silenceView], error) {
 	if !id.Valid(id.Silence, in.ID) {
 		return nil, notFound("silence", in.ID)
 	}
 	s, err := a.cfg.Alerts.Silence(ctx, in.ID)
 	if err != nil {
 		return nil, err
+	}
+	if !rq.seesSilence(s) {
+		return nil, notFound("silence", in.ID)
 	}
 	return &bodyOutput[silenceView]{Body: a.viewSilence(s)}, nil
 }
