@@ -72,10 +72,10 @@ func (l *listener) tell(err error) {
 	l.err = err
 }
 
-func (l *listener) now() (error, time.Time, int) {
+func (l *listener) now() (since time.Time, turns int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.err, l.since, l.turns
+	return l.since, l.turns, l.err
 }
 
 // pulsing is a Pulse of a server.
@@ -117,14 +117,14 @@ func TestPulse(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				_, s, l := pulsing(t)
 				time.Sleep(time.Minute)
-				if err, _, turns := l.now(); err != nil || turns != 0 {
+				if _, turns, err := l.now(); err != nil || turns != 0 {
 					t.Fatalf("well: %v, %d turns", err, turns)
 				}
 				s.set(c.broken)
 				at := time.Now()
 				time.Sleep(11*time.Second + time.Millisecond)
 				synctest.Wait()
-				err, since, _ := l.now()
+				since, _, err := l.now()
 				var u *Unanswered
 				if !errors.As(err, &u) || u.Code() != "api_unavailable" || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "has answered nothing for") {
 					t.Fatalf("%s after %s: %v", name, time.Since(at), err)
@@ -140,7 +140,7 @@ func TestPulse(t *testing.T) {
 				s.set(says(http.StatusForbidden, "no")) // an answer is an answer
 				time.Sleep(pulseWithin + time.Millisecond)
 				synctest.Wait()
-				if err, _, turns := l.now(); err != nil || turns != 2 {
+				if _, turns, err := l.now(); err != nil || turns != 2 {
 					t.Errorf("%s after it came back: %v, %d turns", pulseWithin, err, turns)
 				}
 			})
@@ -158,7 +158,7 @@ func TestPulseMissesOne(t *testing.T) {
 			return hangs(r)
 		})
 		time.Sleep(time.Minute)
-		if err, _, turns := l.now(); err != nil || turns != 0 {
+		if _, turns, err := l.now(); err != nil || turns != 0 {
 			t.Errorf("%v, %d turns", err, turns)
 		}
 	})
@@ -183,13 +183,13 @@ func TestPulseWhileOthersAreAnswered(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		synctest.Wait()
-		if err, _, _ := l.now(); err == nil {
+		if _, _, err := l.now(); err == nil {
 			t.Error("well while nobody is served")
 		}
 		c.pulse.note(http.StatusOK)
 		time.Sleep(2 * pulseWithin)
 		synctest.Wait()
-		if err, _, _ := l.now(); err != nil {
+		if _, _, err := l.now(); err != nil {
 			t.Errorf("somebody was served: %v", err)
 		}
 	})
