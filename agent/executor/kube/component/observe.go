@@ -19,6 +19,9 @@ func (u *upgrader) observe(ctx context.Context, a *protocol.Assignment, end *exe
 	p, c, bad := u.read(a.Payload)
 	if bad != nil {
 		end.Message = bad.Detail
+		if s, err := u.look(ctx, a.Operation); err == nil {
+			leave(s, a, p, end)
+		}
 		return
 	}
 	list, err := u.parts(ctx, c)
@@ -46,8 +49,7 @@ func (u *upgrader) observe(ctx context.Context, a *protocol.Assignment, end *exe
 	if err != nil {
 		return // what Helm said stays unknown
 	}
-	if j := s.busy(answer.Upgrade); j != nil {
-		end.Leave(a, "upgrade", fmt.Sprintf("the upgrade of %s to %s has not ended (Job %s)", p.Component, p.Version, j.Name))
+	if leave(s, a, p, end) {
 		return
 	}
 	said, j := s.settled(a.Operation, a.Run)
@@ -66,6 +68,15 @@ func (u *upgrader) observe(ctx context.Context, a *protocol.Assignment, end *exe
 	if said.Own != nil && len(slow) > 0 {
 		end.Leave(a, "verify", fmt.Sprintf("%s is not healthy: %s", p.Component, strings.Join(slow, ", ")))
 	}
+}
+
+// leave tells of an upgrade that goes on after the operation.
+func leave(s scene, a *protocol.Assignment, p payload, end *executor.Ending) bool {
+	j := s.busy(answer.Upgrade)
+	if j != nil {
+		end.Leave(a, "upgrade", fmt.Sprintf("the upgrade of %s to %s has not ended (Job %s)", p.Component, p.Version, j.Name))
+	}
+	return j != nil
 }
 
 // preview tells what is known without asking Helm: that would take a Job.

@@ -17,10 +17,7 @@ import (
 // probe reads what became of the upgrade.
 func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding {
 	a := t.Assignment
-	p, c, bad := u.read(a.Payload)
-	if bad != nil {
-		return executor.Lost(bad.ErrorCode, bad.Detail)
-	}
+	p, c, bad := u.read(a.Payload) // an agent that knows the component no longer still sees what was begun
 	s, err := u.look(ctx, a.Operation)
 	if err != nil {
 		return cluster.Unread(err)
@@ -36,6 +33,9 @@ func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding
 	}
 	if len(s.of(answer.Upgrade, a.Run)) == 0 {
 		return executor.ToRun("no upgrade of this run was begun")
+	}
+	if bad != nil {
+		return executor.Unknown(bad.ErrorCode, "the upgrade's answer is lost, and Helm's history cannot be asked for: "+bad.Detail)
 	}
 	said, err := u.history(ctx, t, s, c)
 	if err != nil {

@@ -257,9 +257,6 @@ func tell(t *executor.Task, now []protocol.Blocker) {
 func (u *upgrader) upgrade(ctx context.Context, t *executor.Task) executor.Outcome {
 	a := t.Assignment
 	p, c, bad := u.read(a.Payload)
-	if bad != nil {
-		return *bad
-	}
 	var made, under string // the Job that this call made, and the last that was under way
 	return u.await(ctx, t, func(s scene) *executor.Outcome {
 		if j := s.busy(answer.Upgrade); j != nil {
@@ -272,6 +269,9 @@ func (u *upgrader) upgrade(ctx context.Context, t *executor.Task) executor.Outco
 			tell(t, nil)
 			o := u.outcome(t, said)
 			return &o
+		}
+		if bad != nil {
+			return bad
 		}
 		q := request{verb: answer.Upgrade, component: c, version: p.Version, rollback: p.Rollback == "on_failure", recover: s.dead()}
 		name := q.name(a)
