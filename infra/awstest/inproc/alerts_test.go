@@ -3,7 +3,6 @@
 package inproc
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -142,8 +141,10 @@ func TestAlertsThroughFaults(t *testing.T) {
 			d := Start(t, Options{Scenario: "testdata/cost.yaml", Cluster: "cost", Tick: 5 * time.Second, Faults: tt.faults})
 			rulesInto(t, d.Plane.Store)
 			stream := event.StreamOf(d.Cluster.Cluster.ID)
+			d.takesRules(t, stream)
 			var wg sync.WaitGroup
 			for producer := range 3 {
+				lag := time.Duration(producer) * 700 * time.Millisecond // of its clock
 				wg.Go(func() {
 					for i, end := 0, time.Now().Add(15*time.Second); time.Now().Before(end); i++ {
 						typ := "test.bad"
@@ -151,7 +152,8 @@ func TestAlertsThroughFaults(t *testing.T) {
 							typ = "test.good"
 						}
 						e := happening(typ, fmt.Sprintf("n%d", rand.IntN(6)), fmt.Sprint(stream, producer, i))
-						if err := happen(t.Context(), d.Watch.Ledger, stream, e); err != nil {
+						e.Timestamp, e.ReceivedAt = e.Timestamp.Add(-lag), e.ReceivedAt.Add(-lag)
+						if _, err := event.Append(t.Context(), d.Plane.Ledger, stream, []event.Event{e}, nil); err != nil {
 							t.Errorf("append: %v", err)
 						}
 						time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
@@ -178,26 +180,26 @@ func TestAlertsThroughFaults(t *testing.T) {
 	}
 }
 
-// happen appends an event that is received as it is written: what is stamped long
-// before it can be read may find that a timer went first, as is only right, and
-// nobody could say from the history which came first. So the appends themselves
-// are spared the faults.
-func happen(ctx context.Context, l ledger.Ledger, stream string, e event.Event) error {
-	for {
-		head, version, err := event.LoadHead(ctx, l, stream)
-		if err != nil {
-			return err
+// takesRules waits until a stream is judged by the rules as they are now: a reactor
+// that saw them later would be right to judge some events by fewer.
+func (d *Deployment) takesRules(t testing.TB, stream string) {
+	t.Helper()
+	mark, err := d.Watch.Ledger.Get(t.Context(), record.RulesKey)
+	d.no(err)
+	var at alert.Position
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		it, err := d.Watch.Ledger.Get(t.Context(), record.JudgedKey(stream))
+		if errors.Is(err, ledger.ErrNotFound) {
+			continue
 		}
-		e.ReceivedAt = time.Now().UTC().Truncate(time.Millisecond)
-		e.Timestamp = e.ReceivedAt
-		writes, _, err := event.AppendWrites(head, version, stream, []event.Event{e})
-		if err != nil {
-			return err
-		}
-		if err = l.Commit(ctx, writes...); !errors.Is(err, ledger.ErrConflict) {
-			return err
+		d.no(err)
+		at, err = record.Decode[alert.Position](it)
+		d.no(err)
+		if strings.HasPrefix(at.Rules, fmt.Sprint(mark.Version, "-")) {
+			return
 		}
 	}
+	t.Fatalf("the stream is judged by the rules %q, they are at %d", at.Rules, mark.Version)
 }
 
 // kept checks that there is an alert for each that was told to begin, no more.
