@@ -35,6 +35,7 @@ var toldTypes = []string{alert.TypePending, alert.TypeFiring, alert.TypeFlapping
 
 var (
 	toldDesc    = describe("alerts_told_total", "Transitions of alerts, by the type of their event.", "type")
+	failedDesc  = describe("rule_failures_total", "Expressions that could not be evaluated, by the rule.", "rule")
 	latencyDesc = describe("alert_latency_seconds", "From an event's happening to the alert that it set off being kept.")
 	pulseDesc   = describe("reactor_age_seconds", "Time since the reactor was last seen alive.")
 	behindDesc  = describe("reactor_streams_behind", "Streams that could not be judged.")
@@ -45,7 +46,7 @@ func (c eventMetrics) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range countDescs {
 		out <- d
 	}
-	for _, d := range []*prometheus.Desc{toldDesc, latencyDesc, pulseDesc, behindDesc} {
+	for _, d := range []*prometheus.Desc{toldDesc, failedDesc, latencyDesc, pulseDesc, behindDesc} {
 		out <- d
 	}
 }
@@ -58,6 +59,9 @@ func (c eventMetrics) Collect(out chan<- prometheus.Metric) {
 	}
 	for _, typ := range toldTypes {
 		out <- prometheus.MustNewConstMetric(toldDesc, prometheus.CounterValue, float64(s.Told[typ]), typ)
+	}
+	for rule, n := range s.Failed {
+		out <- prometheus.MustNewConstMetric(failedDesc, prometheus.CounterValue, float64(n), rule)
 	}
 	buckets, total := map[float64]uint64{}, uint64(0)
 	for i, n := range s.Latency {
