@@ -94,10 +94,28 @@ func TestRoundTrip(t *testing.T) {
 // A ledger that breaks a promise is not moved.
 func TestUnsound(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	no(t, s.db.Commit(t.Context(), ledger.Write{Kind: ledger.Delete, Item: ledger.Item{Key: record.StreamRunKey(s.cluster, 1)}, Expect: ledger.AnyVersion}))
-	if _, err := Write(t.Context(), s.db, Source{}, t0, io.Discard); !errors.Is(err, ErrUnsound) {
-		t.Error(err)
+	for name, damage := range map[string]func(it ledger.Item) ledger.Write{
+		"a run is gone": func(it ledger.Item) ledger.Write {
+			return ledger.Write{Kind: ledger.Delete, Item: it, Expect: it.Version}
+		},
+		"a run cannot be read": func(it ledger.Item) ledger.Write {
+			return ledger.Write{Item: ledger.Item{Key: it.Key, Data: []byte("{")}, Expect: it.Version}
+		},
+		"an event cannot be read": func(it ledger.Item) ledger.Write {
+			data := bytes.Replace(it.Data, []byte(`"t":"`), []byte(`"t":"?`), 1)
+			return ledger.Write{Item: ledger.Item{Key: it.Key, Data: bytes.Replace(data, []byte(`"at":"2`), []byte(`"at":"?`), 1)}, Expect: it.Version}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			it, err := s.db.Get(t.Context(), record.StreamRunKey(s.cluster, 1))
+			no(t, err)
+			no(t, s.db.Commit(t.Context(), damage(it)))
+			if _, err := Write(t.Context(), s.db, Source{}, t0, io.Discard); !errors.Is(err, ErrUnsound) {
+				t.Error(err)
+			}
+		})
 	}
 }
 
