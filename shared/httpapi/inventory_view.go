@@ -76,14 +76,15 @@ func viewDeployment(o *fleet.Object, l operation.LockState) deploymentView {
 // componentView is an installed component as its cluster reported it.
 type componentView struct {
 	ObjectView
-	Version string `json:"version"`
-	Healthy bool   `json:"healthy"`
+	Version   string  `json:"version"`
+	Healthy   bool    `json:"healthy"`
+	Namespace *string `json:"namespace" doc:"Where it is installed; null where it is in several namespaces or the cluster does not say"`
 }
 
 func viewComponent(o *fleet.Object, l operation.LockState) componentView {
 	v := componentView{ObjectView: viewObject(o, l)}
 	if c := o.Component; c != nil {
-		v.Version, v.Healthy = c.Version, c.Healthy
+		v.Version, v.Healthy, v.Namespace = c.Version, c.Healthy, orNull(c.Namespace)
 	}
 	return v
 }

@@ -99,8 +99,10 @@ type Deployment struct {
 // Component is an installed component of the cluster as reported.
 type Component struct {
 	UID      string `json:"uid"`
-	Name     string `json:"name"` // operator, agent, platform, ...
+	Name     string `json:"name"` // operator, agent, platform, ...; NAMESPACE/NAME is what only has its labels
 	Version  string `json:"version"`
 	Revision int64  `json:"revision"`
 	Healthy  bool   `json:"healthy"`
+	// Namespace is where it is installed; "" where its parts are in several.
+	Namespace string `json:"namespace,omitempty"`
 }

@@ -104,6 +104,7 @@ func partOf(o metav1.Object) part {
 // of one.
 type component struct {
 	name, version string
+	namespace     string // "": its parts are in several
 	healthy       bool
 	changed       int64
 }
@@ -165,8 +166,10 @@ func (m *model) refreshComponent(name string) {
 	is := &component{name: name, healthy: true}
 	votes := map[string]int{}
 	var down []string
+	spaces := map[string]bool{}
 	for w := range parts {
 		votes[w.part.version]++
+		spaces[w.namespace], is.namespace = true, w.namespace
 		if !w.available {
 			is.healthy = false
 			down = append(down, w.path())
@@ -177,7 +180,10 @@ func (m *model) refreshComponent(name string) {
 			is.version = version
 		}
 	}
-	if was != nil && was.version == is.version && was.healthy == is.healthy {
+	if len(spaces) > 1 {
+		is.namespace = ""
+	}
+	if was != nil && was.version == is.version && was.healthy == is.healthy && was.namespace == is.namespace {
 		return
 	}
 	m.comps[name] = is
@@ -198,5 +204,5 @@ func (m *model) refreshComponent(name string) {
 }
 
 func (m *model) reportComponent(c *component) protocol.Component {
-	return protocol.Component{UID: c.name, Name: c.name, Version: c.version, Revision: m.revision(c.changed), Healthy: c.healthy}
+	return protocol.Component{UID: c.name, Name: c.name, Version: c.version, Revision: m.revision(c.changed), Healthy: c.healthy, Namespace: c.namespace}
 }

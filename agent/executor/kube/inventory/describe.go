@@ -65,6 +65,9 @@ func (i *Inventory) Settled(in *protocol.Inventory) {
 	for k := range in.Components {
 		c := &in.Components[k]
 		c.UID, c.Revision = c.Name, m.scaled(c.Revision)
+		if known := m.comps[c.Name]; known != nil {
+			c.Namespace = known.namespace
+		}
 	}
 }
 

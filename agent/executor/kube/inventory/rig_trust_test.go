@@ -48,10 +48,10 @@ func TestRigComponents(t *testing.T) {
 	}
 	install(where, "v25.3.0")
 	f.await("the cluster's", func([]executor.Delta) bool { return found("gpu-operator") != nil })
-	if x := found("gpu-operator"); x.Version != "v25.3.0" || x.UID != "gpu-operator" {
+	if x := found("gpu-operator"); x.Version != "v25.3.0" || x.UID != "gpu-operator" || x.Namespace != where {
 		t.Errorf("the cluster's is %+v", x)
 	}
-	if x := found(tenant + "/gpu-operator"); x == nil || x.Version != "v99.0.0" || x.UID != x.Name {
+	if x := found(tenant + "/gpu-operator"); x == nil || x.Version != "v99.0.0" || x.UID != x.Name || x.Namespace != tenant {
 		t.Errorf("the tenant's is %+v", x)
 	}
 	if err := c.AppsV1().Deployments(tenant).Delete(t.Context(), "gpu-operator", metav1.DeleteOptions{}); err != nil {

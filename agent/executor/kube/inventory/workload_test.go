@@ -299,7 +299,7 @@ func TestComponents(t *testing.T) {
 	for i := range got {
 		got[i].Revision = 0
 	}
-	want := []protocol.Component{{UID: "gpu-operator", Name: "gpu-operator", Version: "v24.9.0", Healthy: true}, {UID: "ours", Name: "ours", Version: "2.0.0+build.5", Healthy: true}}
+	want := []protocol.Component{{UID: "gpu-operator", Name: "gpu-operator", Version: "v24.9.0", Healthy: true, Namespace: "gpu"}, {UID: "ours", Name: "ours", Version: "2.0.0+build.5", Healthy: true, Namespace: "kube-system"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -366,13 +366,23 @@ func TestComponentsElsewhere(t *testing.T) {
 		got := ""
 		for _, x := range w.snapshot().Components {
 			got += x.Name + " " + x.Version
-			if x.UID != x.Name {
+			if x.UID != x.Name || x.Namespace != c.at.Namespace {
 				t.Errorf("%s: %+v", name, x)
 			}
 		}
 		if got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
+	}
+	// Of one in two namespaces neither is said.
+	two := newWorld(said).start(t)
+	two.put(t, two.deployments, at("gpu", "gpu-operator-v1.0.0"), at("more", "gpu-operator-v1.0.0"))
+	if x := two.snapshot().Components; len(x) != 1 || x[0].Namespace != "" {
+		t.Errorf("in two namespaces: %+v", x)
+	}
+	two.remove(t, two.deployments, at("more", "gpu-operator-v1.0.0"))
+	if x := two.snapshot().Components; len(x) != 1 || x[0].Namespace != "gpu" {
+		t.Errorf("in one again: %+v", x)
 	}
 	// One who poses as it changes neither its version nor its health.
 	w := newWorld(Options{}).start(t)
