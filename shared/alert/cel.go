@@ -3,6 +3,7 @@ package alert
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"cel.dev/cel-go/cel"
 	"cel.dev/cel-go/checker"
@@ -17,8 +18,10 @@ const (
 	// to its end, unless events are larger than the estimate takes them to be.
 	RunCost = 50_000
 	MaxCost = RunCost
-	// freeCost: what is estimated below it is not metered when it runs.
-	freeCost = 200
+	// freeCost: what is estimated below it is metered when it runs at each
+	// sampleEvery-th time alone, and counts as that until the next.
+	freeCost    = 200
+	sampleEvery = 256
 	// maxRegexProgram bounds a regular expression, in instructions of its
 	// program; RE2 keeps its time linear in the text.
 	maxRegexProgram = 500
@@ -56,6 +59,12 @@ type program struct {
 	metered   bool
 	estimate  uint64 // its most, by assumed sizes
 	needsSpec bool
+
+	// Of one that is not metered: it again, metered, how often it ran, and what it
+	// cost when that was measured last.
+	sample func() (cel.Program, error)
+	ran    atomic.Uint64
+	cost   atomic.Int64
 }
 
 // compile checks an expression and compiles it; what is wrong is added to f. An
@@ -112,6 +121,11 @@ func compile(f *Faults, pointer, expr string, want *cel.Type, metered bool) *pro
 	if p.run, err = env.Program(ast, opts...); err != nil {
 		f.add(pointer, CodeType, "%v", err)
 		return nil
+	}
+	if !p.metered {
+		p.sample = sync.OnceValues(func() (cel.Program, error) {
+			return env.Program(ast, cel.EvalOptions(cel.OptOptimize, cel.OptTrackCost))
+		})
 	}
 	return p
 }
@@ -189,12 +203,19 @@ func (p *program) string(v *Vars, m *Meter) (s string, ok bool) {
 
 func (p *program) eval(v *Vars, m *Meter) any {
 	m.Evaluated++
-	out, detail, err := p.run.Eval(v)
-	if p.metered && detail != nil {
-		if c := detail.ActualCost(); c != nil {
-			m.Cost += int64(*c)
+	run, sampled := p.run, false
+	if !p.metered && p.ran.Add(1)%sampleEvery == 1 {
+		if again, err := p.sample(); err == nil {
+			run, sampled = again, true
 		}
 	}
+	out, detail, err := run.Eval(v)
+	if (p.metered || sampled) && detail != nil {
+		if c := detail.ActualCost(); c != nil {
+			p.cost.Store(int64(*c))
+		}
+	}
+	m.Cost += p.cost.Load()
 	if err != nil {
 		m.Errors++
 		return nil
@@ -209,7 +230,7 @@ type Meter struct {
 	Matched   int64 // matches of rules
 	Evaluated int64 // expressions
 	Errors    int64 // of them, those that could not be evaluated
-	Cost      int64 // of metered expressions, in CEL's units
+	Cost      int64 // in CEL's units; of cheap expressions by samples
 	Folded    int64 // groups that were folded into "(other)"
 	Timers    int64 // timers that came
 	// Failed are the Errors by the rule's name.

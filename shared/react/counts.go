@@ -12,7 +12,7 @@ func (s *Stats) Counts() []tally.Count {
 		{Name: "rule_matches_total", Help: "Events that matched a rule.", Value: s.Matched},
 		{Name: "rule_evaluations_total", Help: "Expressions of rules that were evaluated.", Value: s.Evaluated},
 		{Name: "rule_errors_total", Help: "Expressions that could not be evaluated, and so did not hold.", Value: s.Errors},
-		{Name: "rule_cost_total", Help: "What metered expressions cost, in CEL's units.", Value: s.Cost},
+		{Name: "rule_cost_total", Help: "What rules' expressions cost, in CEL's units; of cheap ones by every 256th.", Value: s.Cost},
 		{Name: "rule_groups_folded_total", Help: "Groups over a rule's limit in a stream.", Value: s.Folded},
 		{Name: "rule_timers_total", Help: "Timers of rules that came due.", Value: s.Timers},
 		{Name: "rule_faults_total", Help: "Rules that could not be used, each time that they were read.", Value: s.Faulty},
