@@ -12,6 +12,7 @@ import (
 
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/httpapi"
+	"github.com/opsplane/opsplane/shared/httpapi/prom"
 	ledgersqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
 )
 
@@ -25,12 +26,16 @@ func (e *Engine) newAPI() (*httpapi.API, error) {
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	e.register(reg)
 	reg.MustRegister(&workload{store: e.Store, depth: e.queue.Depth}, eventMetrics{e}, notifyMetrics{e})
+	metrics, err := prom.New(reg)
+	if err != nil {
+		return nil, err
+	}
 	return httpapi.New(httpapi.Config{
 		Store: e.Store, Admission: e.Admission, Control: e.Control, Registry: e.Registry, Auth: authn,
 		Limiter:   &auth.Limiter{Rate: e.opts.RequestsPerSecond, Waits: e.opts.Waits},
 		Receivers: e.Receivers,
 		Agent:     e.Agents, Queue: e.queue, Bury: e.queue.Bury,
-		Version: Version, MaxWait: time.Minute, Logger: e.opts.Logger, Metrics: reg,
+		Version: Version, MaxWait: time.Minute, Logger: e.opts.Logger, Metrics: metrics,
 		Ready: e.ready,
 		HistoryBegins: func(ctx context.Context) time.Time {
 			t, err := e.Store.HistoryBegins(ctx)

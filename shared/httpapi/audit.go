@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/record"
 )
@@ -33,7 +31,7 @@ const (
 type auditor struct {
 	ledger  ledger.Ledger
 	log     *slog.Logger
-	drops   prometheus.Counter
+	drops   func(records int)
 	first   bool
 	tries   int
 	timeout time.Duration // of one try
@@ -42,7 +40,7 @@ type auditor struct {
 	ended   chan struct{}
 }
 
-func newAuditor(l ledger.Ledger, log *slog.Logger, drops prometheus.Counter, first bool) *auditor {
+func newAuditor(l ledger.Ledger, log *slog.Logger, drops func(records int), first bool) *auditor {
 	w := &auditor{ledger: l, log: log, drops: drops, first: first, tries: auditTries, timeout: auditTimeout,
 		in: make(chan record.Audit, auditBacklog), stop: make(chan struct{}), ended: make(chan struct{})}
 	if first {
@@ -62,7 +60,7 @@ func (w *auditor) add(a record.Audit) {
 	select {
 	case w.in <- a:
 	default:
-		w.drops.Inc()
+		w.drops(1)
 	}
 }
 
@@ -127,7 +125,7 @@ func (w *auditor) write(batch []record.Audit) {
 		case <-time.After(auditEvery << try):
 		}
 	}
-	w.drops.Add(float64(len(batch)))
+	w.drops(len(batch))
 	w.log.Error("audit records lost", "records", len(batch), "err", err)
 }
 

@@ -10,8 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/problem"
@@ -194,7 +192,7 @@ func TestAuditFirst(t *testing.T) {
 	// The store is away: the answer comes all the same, soon, and the loss is counted.
 	q := setup(t, asFunction, func(c *Config) {
 		c.Store = &record.Store{Ledger: stuck{c.Store.Ledger}, Now: c.Store.Now, Timing: c.Store.Timing}
-		c.Metrics = prometheus.NewRegistry()
+		c.Metrics = measured(t)
 	})
 	began := time.Now()
 	q.do("viewer", "POST", "/v1/clusters", m{"name": "north"}).problem(403, problem.Forbidden)

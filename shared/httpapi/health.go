@@ -4,8 +4,6 @@ import (
 	"errors"
 	"net/http"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/problem"
 )
@@ -16,8 +14,7 @@ func (a *API) healthRoutes() {
 	})
 	a.handle(route{pattern: "GET /readyz", public: true}, a.ready)
 	if a.cfg.Metrics != nil {
-		h := promhttp.HandlerFor(a.cfg.Metrics, promhttp.HandlerOpts{})
-		a.handle(route{pattern: "GET /metrics", action: auth.Read}, h.ServeHTTP)
+		a.handle(route{pattern: "GET /metrics", action: auth.Read}, a.cfg.Metrics.ServeHTTP)
 	}
 }
 

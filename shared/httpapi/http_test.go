@@ -198,7 +198,7 @@ func TestServerIsBounded(t *testing.T) {
 func TestAuditNeverBlocks(t *testing.T) {
 	t.Parallel()
 	p := setup(t)
-	slow := newAuditor(stuck{p.db}, slog.New(slog.DiscardHandler), p.api.metrics.auditDrops, false)
+	slow := newAuditor(stuck{p.db}, slog.New(slog.DiscardHandler), p.api.metrics.AuditDropped, false)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/auth"
@@ -72,9 +71,9 @@ type Config struct {
 	// BodyTimeout is how long a client may take to send a body; 0: 30 s.
 	BodyTimeout time.Duration
 	Logger      *slog.Logger
-	// Metrics gets the API's own metrics and is what /metrics shows; without it
-	// there is no such route.
-	Metrics *prometheus.Registry
+	// Metrics is told what the API does and is what /metrics shows; without it there
+	// is no such route.
+	Metrics Metrics
 	// AuditFirst has the record of a refused call written before its answer is
 	// returned, not soon after: for a process that may be frozen once it has
 	// answered. It costs each refused call one commit.
@@ -92,7 +91,7 @@ type API struct {
 	mux     *http.ServeMux
 	huma    huma.API
 	routes  map[string]*route // by the mux's pattern
-	metrics *metrics
+	metrics Metrics
 	audit   *auditor
 	log     *slog.Logger
 
@@ -149,11 +148,10 @@ func build(cfg Config, users func(*API)) (*API, error) {
 		cfg.Logger = slog.Default()
 	}
 	a := newAPI(cfg, users)
-	var err error
-	if a.metrics, err = newMetrics(cfg.Metrics); err != nil {
-		return nil, err
+	if a.metrics = cfg.Metrics; a.metrics == nil {
+		a.metrics = unmeasured{}
 	}
-	a.audit = newAuditor(cfg.Store.Ledger, cfg.Logger, a.metrics.auditDrops, cfg.AuditFirst)
+	a.audit = newAuditor(cfg.Store.Ledger, cfg.Logger, a.metrics.AuditDropped, cfg.AuditFirst)
 	return a, nil
 }
 

@@ -1,47 +1,32 @@
 package httpapi
 
 import (
-	"errors"
-	"fmt"
-	"strconv"
+	"net/http"
 	"strings"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
-type metrics struct {
-	requests   *prometheus.CounterVec
-	took       *prometheus.HistogramVec
-	waits      prometheus.Gauge
-	auditDrops prometheus.Counter
+// Metrics is told what the API does, and shows it at /metrics.
+type Metrics interface {
+	http.Handler
+	// Answered: a request had an answer. The route is a path of the table of routes,
+	// or "none"; the method is one of HTTP's, or "other".
+	Answered(route, method string, status int, took time.Duration)
+	// Waiting: so many more requests wait for something to happen.
+	Waiting(more int)
+	// AuditDropped: so many audit records of refused calls were not written.
+	AuditDropped(records int)
 }
 
-// newMetrics makes the API's metrics; without a registry nobody reads them.
-func newMetrics(reg *prometheus.Registry) (*metrics, error) {
-	m := &metrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "opsplane_http_requests_total",
-			Help: "Answered requests by route, method and class of status."}, []string{"route", "method", "status"}),
-		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "opsplane_http_request_seconds",
-			Help: "Time to answer, by route; waits are in it.", Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 30, 60}}, []string{"route"}),
-		waits: prometheus.NewGauge(prometheus.GaugeOpts{Name: "opsplane_http_open_waits", Help: "Requests that wait for something to happen."}),
-		auditDrops: prometheus.NewCounter(prometheus.CounterOpts{Name: "opsplane_audit_dropped_total",
-			Help: "Audit records of refused calls that were not written."}),
-	}
-	if reg == nil {
-		return m, nil
-	}
-	var errs []error
-	for _, c := range []prometheus.Collector{m.requests, m.took, m.waits, m.auditDrops} {
-		errs = append(errs, reg.Register(c))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("register metrics: %w", err)
-	}
-	return m, nil
-}
+// unmeasured is for a process of which nobody reads metrics.
+type unmeasured struct{ http.Handler }
 
-func (m *metrics) answered(rq *request, status int, took time.Duration) {
+func (unmeasured) Answered(string, string, int, time.Duration) {}
+func (unmeasured) Waiting(int)                                 {}
+func (unmeasured) AuditDropped(int)                            {}
+
+// answered tells of an answer.
+func (a *API) answered(rq *request, status int, took time.Duration) {
 	_, route, ok := strings.Cut(rq.pattern(), " ")
 	if !ok {
 		route = "none"
@@ -51,6 +36,5 @@ func (m *metrics) answered(rq *request, status int, took time.Duration) {
 	case "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS":
 		method = rq.http.Method
 	}
-	m.requests.WithLabelValues(route, method, strconv.Itoa(status/100)+"xx").Inc()
-	m.took.WithLabelValues(route).Observe(took.Seconds())
+	a.metrics.Answered(route, method, status, took)
 }

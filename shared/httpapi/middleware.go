@@ -332,7 +332,7 @@ func (a *API) done(rec *recorder, rq *request, took time.Duration) {
 	if rec.status == 0 {
 		rec.status = http.StatusOK
 	}
-	a.metrics.answered(rq, rec.status, took)
+	a.answered(rq, rec.status, took)
 	if refused(rq, rec.status) {
 		a.audit.add(rq.refusal(a.now(), rec.status))
 	}

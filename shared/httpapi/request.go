@@ -99,8 +99,8 @@ func (rq *request) wait() (release func(), err error) {
 	if !ok {
 		return nil, problem.New(problem.TooManyWaits, "too many of your requests are waiting already").WithRetryAfter(retryUnavailable)
 	}
-	rq.api.metrics.waits.Inc()
-	return func() { free(); rq.api.metrics.waits.Dec() }, nil
+	rq.api.metrics.Waiting(1)
+	return func() { free(); rq.api.metrics.Waiting(-1) }, nil
 }
 
 var correlationShape = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)

@@ -19,6 +19,7 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/control"
 	"github.com/opsplane/opsplane/shared/fleet"
+	"github.com/opsplane/opsplane/shared/httpapi/prom"
 	"github.com/opsplane/opsplane/shared/ledger"
 	lsqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -62,7 +63,7 @@ func setup(t testing.TB, change ...func(*Config)) *plane {
 	p := &plane{t: t, store: st, db: db, queue: q, tokens: tokens, agent: &fakeAgent{}, bearer: map[string]string{},
 		reg: &registry.Service{Store: st, Tokens: tokens, Queues: q}}
 	cfg := Config{Store: st, Admission: &admission.Service{Store: st}, Control: &control.Service{Store: st}, Registry: p.reg,
-		Auth: &auth.Authenticator{Tokens: tokens}, Agent: p.agent, Queue: q, Bury: q.Bury, Version: "test", Logger: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Auth: &auth.Authenticator{Tokens: tokens}, Agent: p.agent, Queue: q, Bury: q.Bury, Version: "test", Logger: slog.New(slog.DiscardHandler), Metrics: measured(t),
 		HistoryBegins: func(context.Context) time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }}
 	for _, f := range change {
 		f(&cfg)
@@ -85,6 +86,14 @@ func setup(t testing.TB, change ...func(*Config)) *plane {
 	}
 	p.bearer["scoped"] = p.token(auth.TokenSpec{Name: "scoped", Role: auth.Operator, Clusters: []string{p.cluster.ID}})
 	return p
+}
+
+// measured are metrics of their own.
+func measured(t testing.TB) Metrics {
+	t.Helper()
+	m, err := prom.New(prometheus.NewRegistry())
+	must(t, err)
+	return m
 }
 
 func must(t testing.TB, err error) {
