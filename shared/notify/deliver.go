@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -35,6 +36,7 @@ const (
 	// againAfter is when a lane is due again whose messages the ledger did not keep.
 	againAfter = 2 * time.Second
 	// maxAge is how old a webhook may get: past it, a try that fails is the last.
+	// It counts from when it was redelivered, or its receiver enabled, if that is later.
 	maxAge = 48 * time.Hour
 )
 
@@ -93,6 +95,8 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 		return s.purge(ctx, h)
 	case err != nil:
 		return false, err
+	case r.broken:
+		return false, s.leave(ctx, h, s.now().Add(brokenAgain))
 	case !r.active():
 		return false, s.leave(ctx, h, time.Time{})
 	}
@@ -117,6 +121,9 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 		return false, err
 	}
 	if len(due) == 0 {
+		if err := s.tidy(ctx, h, now); err != nil {
+			return false, err
+		}
 		return false, s.leave(ctx, h, next)
 	}
 	sum, err := s.send(ctx, r, due)
@@ -133,46 +140,6 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 		h.lane.Hold = s.now().Add(min(sum.pause, maxHold))
 	}
 	return true, s.keep(ctx, h, r.lease())
-}
-
-// target is a receiver with what signs its messages, as they are now.
-type target struct {
-	Receiver
-	secrets secrets
-}
-
-// fits is how many messages a round may have that is to be over, and kept, in the
-// time left, however long each of them takes.
-func (t *target) fits(left time.Duration) int {
-	waves := max(0, int((left-keepWithin)/t.timeout()))
-	if t.Kind == KindAlertmanager {
-		return min(waves, 1) * pushRound // one request has them all
-	}
-	return waves * perHost
-}
-
-// longest is how long a whole round may take.
-func (t *target) longest() time.Duration { return webhookRound / perHost * t.timeout() }
-
-// lease is how long a lane is held for a round: past it, others take the holder for
-// dead.
-func (t *target) lease() time.Duration { return t.longest() + leaseBeyond }
-
-func (s *Service) target(ctx context.Context, receiver string) (*target, error) {
-	it, err := s.Store.Ledger.Get(ctx, record.ReceiverKey(receiver))
-	if err != nil {
-		return nil, fmt.Errorf("read receiver %s: %w", receiver, err)
-	}
-	r, err := record.Decode[Receiver](it)
-	if err != nil {
-		return nil, err
-	}
-	r.Revision = it.Version
-	t := &target{Receiver: r}
-	if r.Kind == KindWebhook {
-		t.secrets, _, err = s.loadSecrets(ctx, receiver)
-	}
-	return t, err
 }
 
 // pending returns what is due to a receiver, one message an alert, and when the
@@ -197,6 +164,9 @@ func (s *Service) pending(ctx context.Context, r *target, limit int, now time.Ti
 	alerts := map[string]bool{}
 	for i, it := range p.Items {
 		d, err := decodeDelivery(items[keys[i]])
+		if err == nil && d.open() && !r.sendable(d) {
+			err = errUnreadable
+		}
 		if items[keys[i]].Version == 0 || err == nil && (!d.open() || d.pointer() != it.Key) { // it points at nothing
 			if err := s.Store.Ledger.Commit(ctx, ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: it.Key}}); err != nil {
 				return nil, next, fmt.Errorf("clean up: %w", err)
@@ -205,7 +175,11 @@ func (s *Service) pending(ctx context.Context, r *target, limit int, now time.Ti
 			continue
 		}
 		if err != nil {
-			return nil, next, err
+			if err := s.putAside(ctx, r, items[keys[i]], it.Key, err); err != nil {
+				return nil, next, err
+			}
+			next = now
+			continue
 		}
 		switch {
 		case !isDue(d.Next, now):
@@ -302,7 +276,7 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 		n.State, n.Next, n.DoneAt = Delivered, time.Time{}, now
 	default:
 		n.Tries++
-		n.Next = s.nextTry(&n, now, a.pause)
+		n.Next = s.nextTry(r, &n, now, a.pause)
 		if a.gone {
 			n.Next = time.Time{}
 		}
@@ -374,7 +348,7 @@ func (s *Service) spread(d time.Duration) time.Duration {
 }
 
 // nextTry is when to try again, or zero when that was the last time.
-func (s *Service) nextTry(d *Delivery, now time.Time, pause time.Duration) time.Time {
+func (s *Service) nextTry(r *target, d *Delivery, now time.Time, pause time.Duration) time.Time {
 	wait := resend
 	if d.Push != nil {
 		if d.Push.EndsAt != nil && now.Sub(*d.Push.EndsAt) > resolvedFor {
@@ -384,7 +358,8 @@ func (s *Service) nextTry(d *Delivery, now time.Time, pause time.Duration) time.
 			wait = min(wait, pauses[d.Tries-1])
 		}
 	} else {
-		if d.Tries > len(pauses) || now.Sub(d.CreatedAt) > maxAge {
+		began := slices.MaxFunc([]time.Time{d.CreatedAt, d.RedeliveredAt, r.EnabledAt}, time.Time.Compare)
+		if d.Tries > len(pauses) || now.Sub(began) > maxAge {
 			return time.Time{}
 		}
 		wait = pauses[d.Tries-1]

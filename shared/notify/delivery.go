@@ -64,6 +64,8 @@ type Delivery struct {
 	LastError  string    `json:"last_error,omitempty"`
 	DoneAt     time.Time `json:"done_at,omitzero"`
 	Redeliver  int       `json:"redelivered,omitempty"` // how often
+	// RedeliveredAt is when it was redelivered last.
+	RedeliveredAt time.Time `json:"redelivered_at,omitzero"`
 	// Payload is a webhook's body.
 	Payload json.RawMessage `json:"payload,omitempty"`
 	// Push is what an Alertmanager is told.

@@ -95,18 +95,14 @@ func (b *draft) writes(now time.Time) ([]ledger.Write, error) {
 		if !ok {
 			return nil, fmt.Errorf("receiver %s has no lane: %w", r, ledger.ErrConflict)
 		}
-		w, err := wakeItem(it, now)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, w)
+		out = append(out, wakeItem(it, now))
 	}
 	return out, nil
 }
 
 // message makes the message of an event to a receiver, or changes the one that it
 // has.
-func (s *Service) message(b *draft, p *pair, now time.Time) error {
+func (s *Service) message(ctx context.Context, b *draft, p *pair, now time.Time) error {
 	key := keyOf(p)
 	it, exists := b.get(key)
 	resolved := p.e.Type == alert.TypeResolved
@@ -120,9 +116,11 @@ func (s *Service) message(b *draft, p *pair, now time.Time) error {
 		if exists {
 			var err error
 			if was, err = decodeDelivery(it); err != nil {
-				return err
+				s.unreadable(ctx, key, err) // it begins anew; a pointer that is left leads to nothing
+				was = &Delivery{}
+			} else {
+				d.CreatedAt = was.CreatedAt
 			}
-			d.CreatedAt = was.CreatedAt
 		}
 		b.put(was, d)
 		return nil

@@ -210,7 +210,7 @@ func (s *Service) commit(ctx context.Context, stream string, p place, pairs []pa
 		}
 		now := s.now()
 		for i := range pairs {
-			if err := s.message(b, &pairs[i], now); err != nil {
+			if err := s.message(ctx, b, &pairs[i], now); err != nil {
 				return p, err
 			}
 		}

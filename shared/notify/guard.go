@@ -88,7 +88,7 @@ func (s *Service) client(kind, scheme string) *http.Client {
 		s.clients = map[string]*http.Client{}
 		for _, k := range []string{KindWebhook, KindAlertmanager} {
 			for _, sch := range []string{"http", "https"} {
-				d := &net.Dialer{Timeout: 10 * time.Second, ControlContext: s.rules().control(k, sch == "http")}
+				d := &net.Dialer{Timeout: 10 * time.Second, Resolver: s.resolver, ControlContext: s.rules().control(k, sch == "http")}
 				s.clients[k+" "+sch] = &http.Client{
 					// No proxy: it would dial in the guard's place.
 					Transport: &http.Transport{DialContext: d.DialContext, TLSHandshakeTimeout: 10 * time.Second, MaxResponseHeaderBytes: maxHeaderBytes,

@@ -2,8 +2,6 @@ package notify
 
 import (
 	"errors"
-	"net"
-	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
@@ -48,35 +46,6 @@ func TestAddresses(t *testing.T) {
 		if (err == nil) != c.ok || err != nil && !errors.Is(err, errAddress) {
 			t.Errorf("%s %s plain %v: %v", c.kind, c.address, c.plain, err)
 		}
-	}
-}
-
-// TestInsideIsRefused: a name of an address inside is refused when it is dialled,
-// whatever it was before; the receiver's server gets nothing.
-func TestInsideIsRefused(t *testing.T) {
-	t.Parallel()
-	p := setup(t)
-	p.Allow = nil
-	s := newSite(t, p, nil)
-	_, port, err := net.SplitHostPort(s.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	// localhost itself is refused at once; a name that leads there, at the dial.
-	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: "https://hook.example:" + port})
-	c := p.client(KindWebhook, "https")
-	rq, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://localhost:"+port, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if rs, err := c.Do(rq); err == nil || !strings.Contains(err.Error(), "the address is refused") {
-		if rs != nil {
-			_ = rs.Body.Close()
-		}
-		t.Errorf("a dial to loopback: %v", err)
-	}
-	if len(s.all()) != 0 || r.ID == "" {
-		t.Error("it was told")
 	}
 }
 

@@ -20,6 +20,8 @@ type lane struct {
 	Fails int `json:"fails,omitempty"`
 	// Hold is until when nothing is sent: the receiver asked for it, or fails.
 	Hold time.Time `json:"hold,omitzero"`
+	// Tidied is when its marks were gone through last.
+	Tidied time.Time `json:"tidied,omitzero"`
 }
 
 const (
@@ -68,16 +70,15 @@ func (s *Service) wake(ctx context.Context, receiver string) ([]ledger.Write, er
 	if err != nil {
 		return nil, fmt.Errorf("read lane of receiver %s: %w", receiver, err)
 	}
-	w, err := wakeItem(it, s.now())
-	return []ledger.Write{w}, err
+	return []ledger.Write{wakeItem(it, s.now())}, nil
 }
 
-func wakeItem(it ledger.Item, now time.Time) (ledger.Write, error) {
+func wakeItem(it ledger.Item, now time.Time) ledger.Write {
 	l, err := record.Decode[lane](it)
 	if err != nil {
-		return ledger.Write{}, err
+		l = lane{} // whoever takes it tells
 	}
-	return ledger.Write{Expect: it.Version, WasDue: it.Due, Item: ledger.Item{Key: it.Key, Data: it.Data, Due: l.due(it.Due, now, now)}}, nil
+	return ledger.Write{Expect: it.Version, WasDue: it.Due, Item: ledger.Item{Key: it.Key, Data: it.Data, Due: l.due(it.Due, now, now)}}
 }
 
 // take takes a lane that is due; nil: it is not, or another was faster.
@@ -95,7 +96,8 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 	}
 	l, err := record.Decode[lane](it)
 	if err != nil {
-		return nil, err
+		s.unreadable(ctx, it.Key, err)
+		l = lane{} // it begins anew
 	}
 	l.Holder = holder
 	h := &held{receiver: receiver, lane: l, version: it.Version, due: it.Due}

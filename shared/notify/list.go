@@ -15,7 +15,7 @@ import (
 )
 
 // Deliveries reads a part of the list of a receiver's deliveries in a state (""
-// is all), by when they were made.
+// is all), by when they were made, without those that cannot be read.
 func (s *Service) Deliveries(ctx context.Context, receiver string, state State, sp record.Span) (out []Delivery, more bool, err error) {
 	q := ledger.Query{Index: ledger.List, PK: record.DeliveriesOf(receiver, "")}
 	if state != "" {
@@ -28,7 +28,8 @@ func (s *Service) Deliveries(ctx context.Context, receiver string, state State, 
 	for _, it := range p.Items {
 		d, err := decodeDelivery(it)
 		if err != nil {
-			return nil, false, err
+			s.unreadable(ctx, it.Key, err)
+			continue
 		}
 		out = append(out, *d)
 	}
@@ -70,6 +71,7 @@ func (s *Service) Redeliver(ctx context.Context, call admission.Call, ref, deliv
 		if d.Next = now; !d.open() {
 			d.State, d.Tries, d.DoneAt = Pending, 0, time.Time{}
 			d.Redeliver++
+			d.RedeliveredAt = now
 		}
 		writes := append(moved(&was, &d), wake...)
 		d.version++

@@ -2,6 +2,7 @@ package notify
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -155,7 +156,7 @@ func (s *Service) Update(ctx context.Context, call admission.Call, ref string, r
 		switch {
 		case revision != 0 && revision != was.Revision:
 			return nil, nil, nil, stale(&was, revision)
-		case sp.Kind != was.Kind:
+		case sp.Kind != was.Kind && !was.broken:
 			return nil, nil, nil, alert.Faults{{Pointer: "/kind", Code: alert.CodeConflict, Detail: "stays what it is: " + was.Kind}}
 		}
 		if err := nameTaken(all, sp.Name, was.ID); err != nil {
@@ -163,12 +164,20 @@ func (s *Service) Update(ctx context.Context, call admission.Call, ref string, r
 		}
 		r := was
 		r.Spec, r.UpdatedAt, r.UpdatedBy = sp, s.now(), call.Caller.Actor
-		if sp.Enabled == nil || *sp.Enabled {
+		r.broken = false
+		if was.broken || sp.Enabled == nil || *sp.Enabled {
 			r.Disabled = nil
+		}
+		if r.active() && !was.active() {
+			r.EnabledAt = r.UpdatedAt
 		}
 		writes := []ledger.Write{{Expect: was.Revision, Item: receiverItem(&r)}, s.audit(call, "receiver.update", r.ID, http.StatusOK, r.Name)}
 		if r.Name != was.Name {
-			writes = append(writes, nameWrite(&r), ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: record.ReceiverNameKey(was.Name)}})
+			named := nameWrite(&r)
+			if was.broken { // the name that it had, which may not be known, may be this one
+				named.Expect = ledger.AnyVersion
+			}
+			writes = append(writes, named, ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: record.ReceiverNameKey(was.Name)}})
 		}
 		wake, err := s.wake(ctx, r.ID)
 		if err != nil {
@@ -236,7 +245,14 @@ func (s *Service) Rotate(ctx context.Context, call admission.Call, ref, secret s
 		if r.Kind != KindWebhook {
 			return nil, nil, nil, alert.Faults{{Code: alert.CodeConflict, Detail: "only a webhook has a secret"}}
 		}
+		if r.broken {
+			return nil, nil, nil, operation.Refuse("precondition_failed", "receiver %s cannot be read: replace it first", r.ID)
+		}
 		kept, version, err := s.loadSecrets(ctx, r.ID)
+		if err != nil && !errors.Is(err, errUnreadable) { // of those, nothing is left to sign with
+			return nil, nil, nil, err
+		}
+		wake, err := s.wake(ctx, r.ID)
 		if err != nil {
 			return nil, nil, nil, err
 		}
@@ -255,7 +271,7 @@ func (s *Service) Rotate(ctx context.Context, call admission.Call, ref, secret s
 		}
 		r.Revision++
 		all[i], out = r, r
-		return all, writes, nil, nil
+		return all, append(writes, wake...), nil, nil
 	})
 	if err != nil {
 		return out, "", fmt.Errorf("rotate secret of receiver: %w", err)

@@ -16,6 +16,7 @@ type Stats struct {
 	Retried int64 // tries of messages that had failed before
 	Given   int64 // messages that were given up
 	Lost    int64 // events that passed retention, or could not be read
+	Unread  int64 // receivers, messages and other items that could not be read, each time
 	// Seconds is how long requests took, all together.
 	Seconds float64
 	// Latency counts messages, when they are taken for the first time, by
@@ -45,6 +46,12 @@ func (m *Metrics) Read() Stats {
 func (m *Metrics) lose(n int64) {
 	m.mu.Lock()
 	m.stats.Lost += n
+	m.mu.Unlock()
+}
+
+func (m *Metrics) unread() {
+	m.mu.Lock()
+	m.stats.Unread++
 	m.mu.Unlock()
 }
 

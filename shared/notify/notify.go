@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -43,7 +44,8 @@ type Service struct {
 	// Allow are the addresses that receivers may have beside those of the public
 	// internet.
 	Allow []netip.Prefix
-	// Base is the plane's own URL, for links in messages; with "" there are none.
+	// Base is the plane's own URL, for links in messages. With "", webhooks have paths
+	// for links, and an Alertmanager gets none.
 	Base string
 	// Changed is called when receivers may have something due; nil: the due index
 	// tells.
@@ -55,6 +57,8 @@ type Service struct {
 	clients map[string]*http.Client
 	jitter  func() float64 // 0 to 1; for tests
 	roots   *x509.CertPool // nil: the system's; for tests
+	// resolver looks names up; nil: the system's; for tests.
+	resolver *net.Resolver
 
 	mu        sync.Mutex
 	mark      int64 // the version of the mark that the receivers are of
@@ -93,20 +97,24 @@ func (s *Service) audit(call admission.Call, action, resource string, status int
 
 // loadReceivers reads all receivers, by id.
 func (s *Service) loadReceivers(ctx context.Context) ([]Receiver, error) {
-	q := ledger.Query{PK: record.ReceiversPK}
+	all, err := s.readReceivers(ctx)
 	var out []Receiver
+	for _, r := range all {
+		out = append(out, r.Receiver)
+	}
+	return out, err
+}
+
+func (s *Service) readReceivers(ctx context.Context) ([]*ready, error) {
+	q := ledger.Query{PK: record.ReceiversPK}
+	var out []*ready
 	for {
 		p, err := s.Store.Ledger.Query(ctx, q)
 		if err != nil {
 			return nil, fmt.Errorf("read receivers: %w", err)
 		}
 		for _, it := range p.Items {
-			r, err := record.Decode[Receiver](it)
-			if err != nil {
-				return nil, err
-			}
-			r.Revision = it.Version
-			out = append(out, r)
+			out = append(out, s.readReceiver(ctx, it))
 		}
 		if p.Next == "" {
 			return out, nil
@@ -122,21 +130,11 @@ func (s *Service) enabled(ctx context.Context, mark int64) ([]*ready, error) {
 	if s.mark == mark {
 		return s.receivers, nil
 	}
-	all, err := s.loadReceivers(ctx)
+	out, err := s.readReceivers(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var out []*ready
-	for _, r := range all {
-		if !r.active() {
-			continue
-		}
-		m, err := compileMatchers(r.Matchers)
-		if err != nil {
-			return nil, fmt.Errorf("matchers of receiver %s: %w", r.ID, err)
-		}
-		out = append(out, &ready{Receiver: r, matcher: m})
-	}
+	out = slices.DeleteFunc(out, func(r *ready) bool { return !r.active() })
 	s.mark, s.receivers = mark, out
 	return out, nil
 }

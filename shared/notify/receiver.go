@@ -72,13 +72,19 @@ type Receiver struct {
 	Secrets []Fingerprint `json:"secrets,omitempty"`
 	// Disabled: it answered that it is gone. A change that enables it takes this
 	// back.
-	Disabled  *Disabled       `json:"disabled,omitempty"`
+	Disabled *Disabled `json:"disabled,omitempty"`
+	// EnabledAt is when it was enabled again; zero: never.
+	EnabledAt time.Time       `json:"enabled_at,omitzero"`
 	CreatedAt time.Time       `json:"created_at"`
 	CreatedBy operation.Actor `json:"created_by"`
 	UpdatedAt time.Time       `json:"updated_at"`
 	UpdatedBy operation.Actor `json:"updated_by"`
 	// Revision is that of the stored item, for conditional changes.
 	Revision int64 `json:"-"`
+
+	// broken: its item cannot be read, and Disabled says so. It is replaced whole, or
+	// deleted.
+	broken bool
 }
 
 // active tells whether it is told of alerts.

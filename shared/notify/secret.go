@@ -89,7 +89,8 @@ func (s *secrets) sign(now time.Time, id string, at int64, payload []byte) strin
 	return strings.Join(out, " ")
 }
 
-// loadSecrets reads a receiver's secrets with the version of their item.
+// loadSecrets reads a receiver's secrets with the version of their item. Errors:
+// errUnreadable.
 func (s *Service) loadSecrets(ctx context.Context, id string) (secrets, int64, error) {
 	it, err := s.Store.Ledger.Get(ctx, record.ReceiverSecretsKey(id))
 	if errors.Is(err, ledger.ErrNotFound) {
@@ -99,5 +100,8 @@ func (s *Service) loadSecrets(ctx context.Context, id string) (secrets, int64, e
 		return secrets{}, 0, fmt.Errorf("read secrets of receiver %s: %w", id, err)
 	}
 	out, err := record.Decode[secrets](it)
-	return out, it.Version, err
+	if err != nil {
+		return secrets{}, it.Version, fmt.Errorf("%w: %w", errUnreadable, err)
+	}
+	return out, it.Version, nil
 }

@@ -222,9 +222,9 @@ func (s *Service) refresh(ctx context.Context, due []*Delivery) error {
 		if it, ok := items[record.AlertKey(d.Alert)]; ok {
 			a, err := record.Decode[alert.Alert](it)
 			if err != nil {
-				return err
+				s.unreadable(ctx, it.Key, err)
 			}
-			if a.State != alert.Resolved {
+			if err != nil || a.State != alert.Resolved {
 				continue
 			}
 			if a.ResolvedAt != nil {

@@ -19,8 +19,13 @@ const (
 	skTold    = "t#"
 )
 
+const skReceiver = "receiver#"
+
 // ReceiverKey is the key of a receiver of notifications, without its secrets.
-func ReceiverKey(id string) ledger.Key { return ledger.Key{PK: ReceiversPK, SK: "receiver#" + id} }
+func ReceiverKey(id string) ledger.Key { return ledger.Key{PK: ReceiversPK, SK: skReceiver + id} }
+
+// ReceiverOf returns the receiver whose key it is.
+func ReceiverOf(k ledger.Key) string { return strings.TrimPrefix(k.SK, skReceiver) }
 
 // ReceiverNameKey is the key that makes a receiver's name unique.
 func ReceiverNameKey(name string) ledger.Key { return ledger.Key{PK: "name#" + name, SK: "receiver"} }
@@ -76,6 +81,12 @@ func PendingOf(k ledger.Key) string {
 func ToldOfKey(receiver, alert string) ledger.Key {
 	return ledger.Key{PK: OutboxPK(receiver), SK: skTold + alert}
 }
+
+// ToldOfSpan bounds the sort keys of a receiver's marks: from included, to not.
+func ToldOfSpan() (from, to string) { return skTold, skTold + "~" }
+
+// ToldOf returns the alert that a mark is of.
+func ToldOf(k ledger.Key) string { return strings.TrimPrefix(k.SK, skTold) }
 
 // DeliveriesOf is the index partition of a receiver's messages in a state, or in
 // all of them with "".
