@@ -57,6 +57,9 @@ func (r *runner) demo(ctx context.Context, addr, data string) error {
 	if err != nil {
 		return err
 	}
+	if err := r.installChart(ctx, p.Kubeconfig(), f.Namespace, api.url); err != nil {
+		return err
+	}
 	agent, err := r.start("opsplane-agent", nil, false, r.path("bin", "opsplane-agent"), "--plane", api.url, "--token-file", token, "--name", clusterName+"-agent-0",
 		"--executor", "kube", "--kubeconfig", f.Kubeconfig, "--namespace", f.Namespace, "--kube-config-file", f.Config, "--state-dir", filepath.Join(r.state, "agent"))
 	if err != nil {
@@ -65,7 +68,10 @@ func (r *runner) demo(ctx context.Context, addr, data string) error {
 	if err := agent.until(ctx, startWithin, func(ctx context.Context) error { return api.hasNodes(ctx, f.Nodes) }); err != nil {
 		return err
 	}
-	r.say("the agent has reported %d nodes", f.Nodes)
+	if err := agent.until(ctx, startWithin, func(ctx context.Context) error { return api.hasComponent(ctx, "agent") }); err != nil {
+		return err
+	}
+	r.say("the agent has reported %d nodes and its own chart", f.Nodes)
 	greet(api.url, api.token, p.Kubeconfig(), r.bin, r.state, f)
 	select {
 	case <-ctx.Done():
@@ -81,19 +87,23 @@ func (r *runner) demo(ctx context.Context, addr, data string) error {
 
 // buildPrograms builds what the demo runs.
 func (r *runner) buildPrograms(ctx context.Context) error {
-	for _, b := range [][]string{
-		{"-trimpath", "-o", r.path("bin", "opsplane"), "./infra/local/opsplane"},
-		{"-trimpath", "-o", r.path("bin", "opsplane-agent"), "./agent"},
-		{"-o", filepath.Join(r.state, "opsplane-host"), "./agent/executor/host/opsplane-host"},
-		{"-tags", tag, "-o", filepath.Join(r.state, "fleet"), "./agent/executor/kube/kuberig/fleet"},
+	for _, b := range []struct {
+		module string // its folder
+		args   []string
+	}{
+		{"", []string{"-trimpath", "-o", r.path("bin", "opsplane"), "./infra/local/opsplane"}},
+		{"", []string{"-trimpath", "-o", r.path("bin", "opsplane-agent"), "./agent"}},
+		{"", []string{"-o", filepath.Join(r.state, "opsplane-host"), "./agent/executor/host/opsplane-host"}},
+		{"", []string{"-tags", tag, "-o", filepath.Join(r.state, "fleet"), "./agent/executor/kube/kuberig/fleet"}},
+		{helmModule, []string{"-o", filepath.Join(r.state, "install"), "./charttest/install"}},
 	} {
-		cmd := exec.CommandContext(ctx, "go", append([]string{"build"}, b...)...)
-		cmd.Dir = r.root
-		if b[0] == "-trimpath" { // as make build does, of which much is kept
+		cmd := exec.CommandContext(ctx, "go", append([]string{"build"}, b.args...)...)
+		cmd.Dir = r.path(b.module)
+		if b.args[0] == "-trimpath" { // as make build does, of which much is kept
 			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		}
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("go build %s: %w\n%s", b[len(b)-1], err, out)
+			return fmt.Errorf("go build %s: %w\n%s", b.args[len(b.args)-1], err, out)
 		}
 	}
 	r.say("the plane, the agent and the host's program are built")
@@ -171,6 +181,27 @@ func (r *runner) startFleet(ctx context.Context) (*child, *fleet, error) {
 	return c, f, nil
 }
 
+// helmModule is the folder of the module that knows Helm.
+const helmModule = "agent/executor/helm"
+
+// installChart installs the agent's own chart, so that the cluster has a component:
+// a release of Helm's, with the host helper on every node. Its pods are simulated;
+// the agent that works is a process beside it.
+func (r *runner) installChart(ctx context.Context, kubeconfig, namespace, plane string) error {
+	values := filepath.Join(r.state, "values.yaml")
+	text := fmt.Sprintf("plane: {url: %q, insecure: true}\ntoken: {existingSecret: plane-token}\nhostHelper: {enabled: true}\n", plane)
+	if err := os.WriteFile(values, []byte(text), 0o600); err != nil {
+		return fmt.Errorf("write the chart's values: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(r.state, "install"), "-kubeconfig", kubeconfig, "-namespace", namespace,
+		"-release", "opsplane-agent", "-chart", r.path("infra", "helm", "opsplane-agent"), "-values", values)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("install the agent's chart: %w\n%s", err, out)
+	}
+	r.say("the chart opsplane-agent is installed in namespace %s", namespace)
+	return nil
+}
+
 // api is the plane's, as the administrator.
 type api struct{ url, token string }
 
@@ -210,6 +241,20 @@ func (a *api) hasNodes(ctx context.Context, n int) error {
 	return nil
 }
 
+// hasComponent returns nil once the component is reported.
+func (a *api) hasComponent(ctx context.Context, name string) error {
+	var page struct{ Items []struct{ Name string } }
+	if err := a.get(ctx, "/v1/components?limit=200", &page); err != nil {
+		return err
+	}
+	for _, c := range page.Items {
+		if c.Name == name {
+			return nil
+		}
+	}
+	return fmt.Errorf("component %s is not among the %d that are reported", name, len(page.Items))
+}
+
 // greet prints what a person needs next.
 func greet(url, token, kubeconfig, bin, logs string, f *fleet) {
 	post := func(title, body string) {
@@ -222,5 +267,5 @@ func greet(url, token, kubeconfig, bin, logs string, f *fleet) {
 	post("Uncordon a node", `{"type":"node.uncordon","target":"node:gpu-node-01","reason":"firmware is new"}`)
 	post("Restart a deployment", `{"type":"deployment.roll","target":"deployment:inference/embeddings","reason":"new weights"}`)
 	post("Reset a GPU (by recorded answers: there is no GPU here)", `{"type":"device.reset","target":"device:`+f.Device+`","reason":"a page is to be remapped"}`)
-	fmt.Printf("\nWatch one (with the id from the answer):\n  curl -s \"%[1]s/v1/operations/OP_ID?wait=30s\" -H \"Authorization: Bearer %[2]s\"\n\nCtrl-C ends all of it.\n", url, token)
+	fmt.Printf("\nWhat is installed (the agent's chart; its pods are simulated, as all are):\n  curl -s %[1]s/v1/components -H \"Authorization: Bearer %[2]s\"\n\nWatch an operation (with the id from the answer):\n  curl -s \"%[1]s/v1/operations/OP_ID?wait=30s\" -H \"Authorization: Bearer %[2]s\"\n\nCtrl-C ends all of it.\n", url, token)
 }

@@ -1,6 +1,6 @@
 // install installs a chart from a folder as `helm install --wait` does, by Helm's
 // own library. It is for tests outside of this module, which alone knows Helm:
-// infra/kubeflow builds and runs it. Nothing that is delivered does.
+// infra/kubeflow and the demo build and run it. Nothing that is delivered does.
 package main
 
 import (
