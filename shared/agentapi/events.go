@@ -1,9 +1,11 @@
 package agentapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
@@ -21,9 +23,10 @@ type eventsThrough struct {
 	Through int64  `json:"through"`
 }
 
-// Events appends what the fleet reported to the cluster's stream. Resends are
-// dropped by their numbers, a hole becomes a stream.gap event, and one bad event
-// leaves the others: the answer says which it was and why. When it happened is the
+// Events appends what the fleet reported to the cluster's stream, by its numbers,
+// in whichever order a call has it. Resends are dropped by their numbers, a hole
+// becomes a stream.gap event, and one bad event leaves the others: the answer says
+// which it was and why, and so does a stream.gap in its place. When it happened is the
 // agent's word, when it was received is the plane's.
 func (s *Service) Events(ctx context.Context, cluster string, req protocol.EventsRequest) (protocol.EventsAnswer, error) {
 	if len(req.Events) > protocol.MaxEvents {
@@ -40,8 +43,9 @@ func (s *Service) Events(ctx context.Context, cluster string, req protocol.Event
 			s.Received(ctx, cluster, all)
 		}
 	}()
-	for at, first := 0, true; first || at < len(req.Events); first = false {
-		part := req.Events[at:][:batchOf(req.Events[at:])]
+	evs, place := inOrder(req.Events)
+	for at, first := 0, true; first || at < len(evs); first = false {
+		part := evs[at:][:batchOf(evs[at:])]
 		for try := 0; ; try++ {
 			through, refused, got, err := s.events(ctx, cluster, agent.ID, agent.Name, req.Boot, part)
 			if err == nil {
@@ -49,7 +53,7 @@ func (s *Service) Events(ctx context.Context, cluster string, req protocol.Event
 				s.Intake.add(got)
 				answer.Through = through
 				for _, r := range refused {
-					r.Index += at
+					r.Index = place[r.Index+at]
 					answer.Refused = append(answer.Refused, r)
 				}
 				break
@@ -60,7 +64,23 @@ func (s *Service) Events(ctx context.Context, cluster string, req protocol.Event
 		}
 		at += len(part)
 	}
+	slices.SortStableFunc(answer.Refused, func(a, b protocol.RefusedEvent) int { return cmp.Compare(a.Index, b.Index) })
 	return answer, nil
+}
+
+// inOrder returns the events by their numbers, and where in the call each was: what
+// comes late in a call is no gap.
+func inOrder(in []protocol.Event) (out []protocol.Event, place []int) {
+	place = make([]int, len(in))
+	for i := range in {
+		place[i] = i
+	}
+	slices.SortStableFunc(place, func(a, b int) int { return cmp.Compare(in[a].N, in[b].N) })
+	out = make([]protocol.Event, len(in))
+	for i, at := range place {
+		out[i] = in[at]
+	}
+	return out, place
 }
 
 // Bounds of one append; one event more than the bytes may go in.
@@ -99,7 +119,8 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	now := s.Store.Now().UTC()
 	var evs []event.Event
 	var refused []protocol.RefusedEvent
-	used := false // a number that the mark has yet to count
+	told := int64(0) // refusals
+	used := false    // a number that the mark has yet to count
 	for i, r := range in {
 		if 0 < r.N && r.N <= at.Through {
 			got.Resent++
@@ -107,7 +128,7 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 		}
 		if r.N > at.Through+1 {
 			got.Gaps, got.Missing = got.Gaps+1, got.Missing+r.N-1-at.Through
-			evs = append(evs, event.Gap(cluster, agentID, name, boot, at.Through+1, r.N-1, now))
+			evs = append(evs, event.Gap(cluster, agentID, name, boot, at.Through+1, r.N-1, "", now))
 		}
 		if r.N > 0 {
 			at.Through, used = r.N, true
@@ -115,6 +136,10 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 		e, err := event.FromReport(cluster, agentID, boot, r, now)
 		if err != nil { // always, of one without a number
 			refused = append(refused, refusedEvent(r.N, i, err))
+			if r.N > 0 { // its number is used up, and nobody sends it again
+				told++
+				evs = append(evs, event.Gap(cluster, agentID, name, boot, r.N, r.N, refused[len(refused)-1].Detail, now))
+			}
 			continue
 		}
 		evs = append(evs, e)
@@ -126,7 +151,7 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	case used:
 		err = s.Store.Ledger.Commit(ctx, mark)
 	}
-	got.Taken, got.Refused = int64(len(evs))-got.Gaps, int64(len(refused))
+	got.Taken, got.Refused = int64(len(evs))-got.Gaps-told, int64(len(refused))
 	return at.Through, refused, got, err
 }
 

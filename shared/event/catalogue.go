@@ -112,7 +112,7 @@ var catalogue = []About{
 	{TypeClusterDeleted, Warning, "A cluster was taken out of the fleet.", ClusterDetail{}},
 	{TypeManualChange, Warning, "A person recorded a repair made by hand.", ManualChangeDetail{}},
 	{TypeDeadLetter, Error, "A message was put aside after too many tries, or because nobody understands it.", DeadLetterDetail{}},
-	{TypeGap, Warning, "Reported events were lost; detail has the agent and the numbers that are missing.", GapDetail{}},
+	{TypeGap, Warning, "Reported events were lost, or refused; detail has the agent and the numbers that are missing.", GapDetail{}},
 	{TypeUnreadable, Error, "Stored events cannot be read; this stands in their place, and detail has their sequences.", UnreadableDetail{}},
 
 	{"alert.pending", Info, "An alert rule's condition holds, but not for long enough yet.", AlertDetail{}},

@@ -253,6 +253,7 @@ type GapDetail struct {
 	Boot    string `json:"boot" doc:"The run of its process that the numbers are of"`
 	From    int64  `json:"from" doc:"The first number that is missing"`
 	Through int64  `json:"through" doc:"The last one"`
+	Refused string `json:"refused,omitempty" doc:"Why the plane did not take them; absent: they were lost on the way"`
 }
 
 // UnreadableDetail is the detail of stream.unreadable.

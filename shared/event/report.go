@@ -2,6 +2,8 @@ package event
 
 import (
 	"encoding/json"
+	"regexp"
+	"slices"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -80,14 +82,24 @@ func reportSubject(cluster string, s protocol.Subject) (Subject, error) {
 		out.ID = fleet.AgentID(cluster, uid)
 	case operation.KindCluster:
 		out.ID = cluster
-	default:
-		return Subject{}, invalid("subject kind %.32q: it is node, device, deployment, component, agent or cluster", s.Kind)
+	default: // of an agent that is newer than the plane
+		if !kindForm.MatchString(s.Kind) || slices.Contains(planeKinds, s.Kind) {
+			return Subject{}, invalid("subject kind %.32q: it is a word of a-z, 0-9 and _, at most 63 bytes, and none that only the plane tells of", s.Kind)
+		}
+		out.ID = id.Derive(id.Object, cluster, s.Kind, uid)
 	}
 	if out.Name == "" {
 		out.Name = uid
 	}
 	return out, nil
 }
+
+// kindForm is what a subject's kind looks like, planeKinds are those that the plane
+// alone tells of.
+var (
+	kindForm   = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
+	planeKinds = []string{KindPlane, "operation", "fleet", "workload", "queue", "rule", "alert", "silence", "receiver"}
+)
 
 func reportDetail(b json.RawMessage) (json.RawMessage, error) {
 	if len(b) == 0 || string(b) == "null" {
@@ -103,11 +115,12 @@ func reportDetail(b json.RawMessage) (json.RawMessage, error) {
 	return b, nil
 }
 
-// Gap returns the event that says which of an agent's events were lost: those
-// numbered from to through, both included.
-func Gap(cluster, agentID, agentName, boot string, from, through int64, now time.Time) Event {
+// Gap returns the event that says which of an agent's events are missing: those
+// numbered from to through, both included. They were lost on the way, or, with a
+// reason, refused for it.
+func Gap(cluster, agentID, agentName, boot string, from, through int64, reason string, now time.Time) Event {
 	e, err := New(TypeGap, cluster, Subject{Kind: KindAgent, ID: agentID, Name: agentName}, now, operation.Plane,
-		GapDetail{Agent: agentID, Boot: boot, From: from, Through: through},
+		GapDetail{Agent: agentID, Boot: boot, From: from, Through: through, Refused: reason},
 		agentID, boot, strconv.FormatInt(from, 10), strconv.FormatInt(through, 10))
 	if err != nil {
 		panic(err) // the type and the detail are ours

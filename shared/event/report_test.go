@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/shared/fleet"
+	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -52,6 +53,7 @@ func TestFromReportSubjects(t *testing.T) {
 		{protocol.Subject{Kind: "component", UID: "u", Name: "operator"}, Subject{"component", fleet.ComponentID("clu_a", "operator"), "operator"}},
 		{protocol.Subject{Kind: "agent", Name: "a0"}, Subject{"agent", fleet.AgentID("clu_a", "a0"), "a0"}},
 		{protocol.Subject{Kind: "cluster"}, Subject{"cluster", "clu_a", ""}},
+		{protocol.Subject{Kind: "mig_slice", UID: "u", Name: "slice 3"}, Subject{"mig_slice", id.Derive(id.Object, "clu_a", "mig_slice", "u"), "slice 3"}}, // a newer agent's
 	} {
 		r := report()
 		r.Subject = tt.in
@@ -80,7 +82,11 @@ func TestFromReportRefuses(t *testing.T) {
 		"no object":     {func(r *protocol.Event) { r.Detail = json.RawMessage(`[1]`) }, "object"},
 		"broken detail": {func(r *protocol.Event) { r.Detail = json.RawMessage(`{`) }, "object"},
 		"not UTF-8":     {func(r *protocol.Event) { r.Detail = json.RawMessage("{\"a\":\"\xff\"}") }, "object"},
-		"kind":          {func(r *protocol.Event) { r.Subject.Kind = "pod" }, "kind"},
+		"kind":          {func(r *protocol.Event) { r.Subject.Kind = "Pod 7" }, "kind"},
+		"no kind":       {func(r *protocol.Event) { r.Subject.Kind = "" }, "kind"},
+		"long kind":     {func(r *protocol.Event) { r.Subject.Kind = strings.Repeat("x", 64) }, "63"},
+		"plane's kind":  {func(r *protocol.Event) { r.Subject.Kind = "operation" }, "kind"},
+		"kind, no uid":  {func(r *protocol.Event) { r.Subject.Kind, r.Subject.UID = "mig_slice", "" }, "uid"},
 		"no uid":        {func(r *protocol.Event) { r.Subject.UID = "" }, "uid"},
 		"long name":     {func(r *protocol.Event) { r.Subject.Name = strings.Repeat("x", 513) }, "the limit is 512"},
 		"control":       {func(r *protocol.Event) { r.Subject.Name = "a\x1b[2J" }, "control"},
@@ -95,12 +101,12 @@ func TestFromReportRefuses(t *testing.T) {
 
 func TestGap(t *testing.T) {
 	t.Parallel()
-	e := Gap("clu_a", "agt_1", "a0", "boot", 5, 9, t0)
+	e := Gap("clu_a", "agt_1", "a0", "boot", 5, 9, "", t0)
 	if e.Type != TypeGap || e.Severity != Warning || e.Cluster != "clu_a" || e.Subject != (Subject{"agent", "agt_1", "a0"}) ||
 		string(e.Detail) != `{"agent":"agt_1","boot":"boot","from":5,"through":9}` {
 		t.Errorf("%+v %s", e, e.Detail)
 	}
-	if again := Gap("clu_a", "agt_1", "a0", "boot", 5, 9, t0.Add(time.Hour)); again.ID != e.ID {
+	if again := Gap("clu_a", "agt_1", "a0", "boot", 5, 9, "", t0.Add(time.Hour)); again.ID != e.ID {
 		t.Error("the same gap has another id")
 	}
 	if err := check(&e); err != nil {

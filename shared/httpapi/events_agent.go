@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/http"
 
@@ -38,12 +37,11 @@ func (a *API) agentEvents(w http.ResponseWriter, r *http.Request) {
 
 // reportedEvent reads one event of a call. Of one that cannot be read, or has no
 // number, the number is what it says or, behind another, the next one: numbers
-// count up in a call.
+// count up in a call. Members that are not known are a newer agent's, and passed
+// over.
 func reportedEvent(raw json.RawMessage, last int64) protocol.Event {
 	var e protocol.Event
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	err := d.Decode(&e)
+	err := json.Unmarshal(raw, &e)
 	why := ""
 	switch {
 	case err != nil:

@@ -14,6 +14,7 @@ import (
 
 	"github.com/opsplane/opsplane/shared/agentapi"
 	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/problem"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -98,17 +99,28 @@ func TestBadEventsOfABatch(t *testing.T) {
 			t.Errorf("%+v", x)
 		}
 	}
-	want := []told{{2, 1, "too_large", protocol.MaxEventBytes}, {3, 2, "invalid", 0}, {4, 3, "invalid", 0}, {5, 4, "invalid", 0}, {6, 5, "invalid", 0}, {7, 6, "invalid", 0},
+	want := []told{{2, 1, "too_large", protocol.MaxEventBytes}, {3, 2, "invalid", 0}, {5, 4, "invalid", 0}, {6, 5, "invalid", 0}, {7, 6, "invalid", 0},
 		{8, 7, "invalid", 0}, {9, 8, "invalid", 0}, {10, 9, "too_large", event.MaxTypeBytes}, {11, 10, "invalid", 0}, {12, 11, "too_large", 512}}
 	if diff := cmp.Diff(want, got); diff != "" || out.Through != 14 {
 		t.Errorf("through %d: %s", out.Through, diff)
 	}
 	var kept []string
 	for _, e := range r.all() {
-		kept = append(kept, e.Type+" "+e.Severity)
+		var d event.GapDetail
+		must(t, json.Unmarshal(e.Detail, &d))
+		if e.Type != event.TypeGap {
+			kept = append(kept, e.Type+" "+e.Severity)
+			continue
+		}
+		kept = append(kept, fmt.Sprint("gap ", d.From, d.Through)) // in its place, with what the agent was told
+		if i := slices.IndexFunc(out.Refused, func(x protocol.RefusedEvent) bool { return x.N == d.From }); i < 0 || d.Refused == "" || d.Refused != out.Refused[i].Detail {
+			t.Errorf("%s of %+v", e.Detail, out.Refused)
+		}
 	}
-	if !slices.Equal(kept, []string{"node.ready info", "node.invented_later info", "node.ready info"}) {
-		t.Errorf("kept %v", kept)
+	keptAll := []string{"node.ready info", "gap 2 2", "gap 3 3", "node.ready info", "gap 5 5", "gap 6 6", "gap 7 7", "gap 8 8", "gap 9 9", "gap 10 10", "gap 11 11",
+		"gap 12 12", "node.invented_later info", "node.ready info"}
+	if diff := cmp.Diff(keptAll, kept); diff != "" {
+		t.Error(diff)
 	}
 	// One without any number is told by its place, and uses none up.
 	if out = r.report(`{"type":"node.ready"}`, reported(15, "")); out.Through != 15 || len(out.Refused) != 1 || out.Refused[0].N != 0 || out.Refused[0].Index != 0 {
@@ -132,6 +144,39 @@ func TestBadEventsOfABatch(t *testing.T) {
 	}
 	if a := call(`{"boot":"`+strings.Repeat("x", protocol.MaxBodyBytes)+`"}`).problem(413, problem.PayloadTooLarge); a.j["limit"] != float64(protocol.MaxBodyBytes) {
 		t.Errorf("%s", a.raw)
+	}
+}
+
+// TestNewerAgents: kinds of subjects and members that the plane does not know are
+// kept, or passed over, and end nothing.
+func TestNewerAgents(t *testing.T) {
+	t.Parallel()
+	r := newReporter(t, "b")
+	out := r.report(`{"n":1,"type":"node.slice_lost","subject":{"kind":"mig_slice","uid":"MIG-7","name":"slice 7","parent":"GPU-1"},"at":"2026-07-01T12:00:00Z","detail":{"profile":"1g"},"trace":{"id":7}}`)
+	evs := r.all()
+	if out.Through != 1 || len(out.Refused) != 0 || len(evs) != 1 || evs[0].Subject.Kind != "mig_slice" || evs[0].Subject.Name != "slice 7" || string(evs[0].Detail) != `{"profile":"1g"}` {
+		t.Fatalf("%+v, kept %+v", out, evs)
+	}
+	if got := r.do("viewer", "GET", "/v1/events?subject="+evs[0].Subject.ID+"&cluster="+r.cluster.ID, nil).want(200).ids(); len(got) != 1 {
+		t.Errorf("by its subject: %v", got)
+	}
+}
+
+// TestBatchOutOfOrder: what comes late in a call is taken in its place; only what
+// does not come at all is a gap. What is refused is named by its place in the call.
+func TestBatchOutOfOrder(t *testing.T) {
+	t.Parallel()
+	r := newReporter(t, "b")
+	out := r.report(reported(4, ""), reported(1, ""), strings.Replace(reported(3, ""), "node.ready", "rule.x", 1), reported(2, ""), reported(6, ""))
+	if out.Through != 6 || len(out.Refused) != 1 || out.Refused[0].N != 3 || out.Refused[0].Index != 2 {
+		t.Errorf("%+v", out)
+	}
+	var got []string
+	for _, e := range r.all() {
+		got = append(got, fmt.Sprint(e.Type, " ", e.Subject.ID == fleet.NodeID(r.cluster.ID, fmt.Sprint("u", len(got)+1))))
+	}
+	if diff := cmp.Diff([]string{"node.ready true", "node.ready true", "stream.gap false", "node.ready true", "stream.gap false", "node.ready true"}, got); diff != "" {
+		t.Error(diff)
 	}
 }
 

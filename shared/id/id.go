@@ -36,6 +36,7 @@ const (
 	Silence    = "sil"
 	Receiver   = "rcv"
 	Delivery   = "dlv"
+	Object     = "obj" // of a kind that the plane does not know
 )
 
 // New returns a fresh identifier whose time part is at.
