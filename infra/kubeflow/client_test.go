@@ -138,7 +138,7 @@ func (s *site) look(id string) (o op) {
 // until reads an operation until it is as wanted.
 func (s *site) until(id, what string, within time.Duration, ok func(op) bool) (o op) {
 	s.t.Helper()
-	for end := time.Now().Add(within); ; time.Sleep(25 * time.Millisecond) {
+	for end := time.Now().Add(within); ; time.Sleep(50 * time.Millisecond) {
 		if o = s.look(id); o.ID != "" && ok(o) {
 			return o
 		}

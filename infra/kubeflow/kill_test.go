@@ -23,8 +23,8 @@ import (
 )
 
 // moment is where an agent is killed: at its n-th change of the cluster, before or
-// after the API server did it, or at its n-th report, before the plane has it. (After
-// it the agent is where it is before its next change, or its next report.)
+// after the API server did it, or at its n-th report of a step, before the plane has
+// it. (After it the agent is where it is before its next change, or its next report.)
 type moment struct {
 	server string // "cluster" or "plane"
 	n      int
@@ -130,7 +130,7 @@ func killedAt(t *testing.T, w work, m moment) map[string]int {
 		}
 	}
 	toAPI.on(sc.changes, strike("cluster"))
-	toPlane.on(reports, strike("plane"))
+	toPlane.on(boundaries, strike("plane"))
 
 	asked := s.want(sc.typ, sc.target, sc.payload, 2*time.Minute)
 	undisturbed := m.n > maxMoments
@@ -165,6 +165,11 @@ func killedAt(t *testing.T, w work, m moment) map[string]int {
 
 // reports tells of the calls by which an agent reports to the plane.
 func reports(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/v1/agent/reports") }
+
+// boundaries tells of those that say where a step stands, or that the work has ended.
+func boundaries(r *http.Request) bool {
+	return reports(r) && slices.ContainsFunc(reported(r), func(x protocol.Report) bool { return len(x.Steps) > 0 || x.Final != nil })
+}
 
 // reported reads what such a call reports, which the plane has not seen yet.
 func reported(r *http.Request) []protocol.Report {

@@ -60,14 +60,25 @@ func (r *Rig) Audit(users ...string) []AuditEvent {
 		r.t.Fatalf("read the audit log (was the control plane started with Audit?): %v", err)
 	}
 	defer func() { _ = f.Close() }()
-	if _, err := f.Seek(r.audit, io.SeekStart); err != nil {
-		r.t.Fatalf("read the audit log: %v", err)
-	}
-	b, err := io.ReadAll(f)
+	b, err := readSince(f, r.audit)
 	if err != nil {
 		r.t.Fatalf("read the audit log: %v", err)
 	}
 	return parseAudit(r.t.Fatalf, b, users)
+}
+
+// readSince reads the lines that begin at a place in the log or after it: a line may
+// have been written in part when the place was taken.
+func readSince(f io.ReadSeeker, at int64) ([]byte, error) {
+	if at == 0 {
+		return io.ReadAll(f)
+	}
+	if _, err := f.Seek(at-1, io.SeekStart); err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(f)
+	_, b, _ = bytes.Cut(b, []byte("\n"))
+	return b, err
 }
 
 // MarkAudit forgets what Audit told so far.
