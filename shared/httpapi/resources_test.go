@@ -186,7 +186,7 @@ func TestAgents(t *testing.T) {
 	t.Parallel()
 	p := setup(t)
 	for i, c := range []fleet.Cluster{p.cluster, p.other} {
-		g := fleet.Agent{ID: fleet.AgentID(c.ID, "x"), Cluster: c.ID, Name: "x", Version: "v1", LastSeen: time.Now().Add(-time.Duration(i) * time.Hour), SkewMS: 12, Leases: 3,
+		g := fleet.Agent{ID: fleet.AgentID(c.ID, "x"), Cluster: c.ID, Name: "x", Version: "v1", LastSeen: time.Now().Add(-time.Duration(i) * time.Hour), SkewMS: 12, ClockSkewed: i == 1, Leases: 3,
 			Capabilities: []protocol.Capability{{Name: "node.drain", Version: 1}}}
 		must(t, p.db.Commit(t.Context(), ledger.Write{Item: p.store.AgentItem(&g)}))
 	}
@@ -201,7 +201,10 @@ func TestAgents(t *testing.T) {
 		t.Error(got)
 	}
 	a := p.do("viewer", "GET", "/v1/agents/"+on, nil).want(200)
-	if a.j["skew_ms"] != float64(12) || a.j["leases"] != float64(3) || a.j["online"] != true || !strings.Contains(a.raw, "node.drain") {
+	if a.j["skew_ms"] != float64(12) || a.j["leases"] != float64(3) || a.j["online"] != true || a.j["clock_skewed"] != false || !strings.Contains(a.raw, "node.drain") {
+		t.Error(a.raw)
+	}
+	if a := p.do("viewer", "GET", "/v1/agents/"+off, nil).want(200); a.j["clock_skewed"] != true {
 		t.Error(a.raw)
 	}
 	p.do("scoped", "GET", "/v1/agents/"+off, nil).problem(404, problem.NotFound)

@@ -107,7 +107,7 @@ func deploy(t *testing.T) *deployment {
 
 // small are the packages in which nothing is inlined for the function api, as in
 // the Makefile.
-var small = []string{"github.com/opsplane/opsplane/shared/httpapi", "github.com/danielgtaylor/huma/v2", "cel.dev/cel-go/...", "github.com/antlr4-go/...", "google.golang.org/protobuf/..."}
+var small = []string{"github.com/opsplane/opsplane/...", "github.com/aws/...", "github.com/goccy/...", "github.com/danielgtaylor/huma/v2", "cel.dev/cel-go/...", "github.com/antlr4-go/...", "google.golang.org/protobuf/..."}
 
 // build builds a function as the Makefile does.
 func build(t *testing.T, binary, function string, env ...string) {
