@@ -82,7 +82,7 @@ func (s *Stream) keep(c *Compiled, g *Group, clock int64) {
 	*g = Group{
 		Rule: g.Rule, Digest: c.Digest, Values: g.Values, Other: g.Other, Seq: g.Seq, Touched: clock,
 		Active: true, Last: clock, Open: g.Open, Raw: Firing, CauseSeq: g.CauseSeq, CauseAt: g.CauseAt,
-		Alert: g.Alert, MuteUntil: g.MuteUntil, Count: g.Count, Evidence: g.Evidence, Subject: g.Subject, Operation: g.Operation,
+		Alert: g.Alert, MuteUntil: g.MuteUntil, Count: g.Count, Evidence: g.Evidence, Subject: g.Subject, Operation: g.Operation, Cause: g.Cause,
 		key: g.key, hash: g.hash, heap: g.heap, due: g.due,
 	}
 	if was == Pending && c.Rule.For > 0 {
