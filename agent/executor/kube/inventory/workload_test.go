@@ -2,7 +2,6 @@ package inventory
 
 import (
 	"encoding/json"
-	"fmt"
 	"testing"
 	"time"
 
@@ -11,9 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -273,130 +270,6 @@ func TestTopOwner(t *testing.T) {
 		kind, name := topOwner(tc.labels, metav1.OwnerReference{Kind: tc.kind, Name: tc.name})
 		if got := kind + " " + name; got != tc.want {
 			t.Errorf("%v of %s %s: %q, want %q", tc.labels, tc.kind, tc.name, got, tc.want)
-		}
-	}
-}
-
-func chart(o *appsv1.Deployment, label string) *appsv1.Deployment {
-	o.Labels["helm.sh/chart"] = label
-	return o
-}
-
-func TestComponents(t *testing.T) {
-	t.Parallel()
-	w := newWorld(Options{Components: map[string]string{"in-house": "ours"}, Namespaces: map[string][]string{"gpu-operator": {"gpu"}}}).start(t)
-	op, worker := aDeployment("gpu", "gpu-operator", 1), aDeployment("gpu", "nfd", 1)
-	ds := &appsv1.DaemonSet{ObjectMeta: named("gpu", "driver", "uid-driver")}
-	ds.Labels["app.kubernetes.io/name"], ds.Labels["app.kubernetes.io/version"] = "gpu-operator", "v24.9.0"
-	ds.Status = appsv1.DaemonSetStatus{DesiredNumberScheduled: 100, NumberReady: 95}
-	put := func(version string) {
-		w.put(t, w.deployments, chart(op.DeepCopy(), "gpu-operator-"+version), chart(worker.DeepCopy(), "gpu-operator-"+version))
-	}
-	put("v24.9.0")
-	w.put(t, w.daemons, ds.DeepCopy())
-	w.put(t, w.deployments, chart(aDeployment("x", "some-app", 1), "some-app-1.0.0"), chart(aDeployment("kube-system", "y", 1), "in-house-2.0.0_build.5"))
-	got := w.snapshot().Components
-	for i := range got {
-		got[i].Revision = 0
-	}
-	want := []protocol.Component{{UID: "gpu-operator", Name: "gpu-operator", Version: "v24.9.0", Healthy: true, Namespace: "gpu"}, {UID: "ours", Name: "ours", Version: "2.0.0+build.5", Healthy: true, Namespace: "kube-system"}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	components := func() []string {
-		var out []string
-		for _, e := range w.told().Events {
-			if e.Subject.Kind == "component" {
-				out = append(out, e.Type+" "+string(e.Detail))
-			}
-		}
-		return out
-	}
-	components()
-	put("v25.3.0-rc.1")
-	if diff := cmp.Diff([]string{`component.version_changed {"from":"v24.9.0","to":"v25.3.0-rc.1"}`}, components()); diff != "" {
-		t.Error(diff)
-	}
-	ds.Status.NumberReady = 80
-	w.put(t, w.daemons, ds.DeepCopy())
-	ds.Status.NumberReady = 100
-	w.put(t, w.daemons, ds.DeepCopy())
-	if diff := cmp.Diff([]string{`component.unhealthy {"unavailable":["DaemonSet/gpu/driver"],"version":"v25.3.0-rc.1"}`, `component.recovered {"version":"v25.3.0-rc.1"}`}, components()); diff != "" {
-		t.Error(diff)
-	}
-	w.remove(t, w.deployments, op)
-	w.remove(t, w.deployments, worker)
-	w.remove(t, w.daemons, ds)
-	if got := w.told().Gone; !contains(got, "component/gpu-operator") {
-		t.Errorf("gone %v", got)
-	}
-}
-
-// Where a component is installed is known, or said; elsewhere its labels make
-// another of them, which takes nothing from it.
-func TestComponentsElsewhere(t *testing.T) {
-	t.Parallel()
-	at := func(namespace, label string) *appsv1.Deployment {
-		o := chart(aDeployment(namespace, "d", 0), label)
-		o.UID = types.UID(namespace + label)
-		return o
-	}
-	own := Options{Cluster: &cluster.Cluster{Namespace: "ops"}}
-	said := Options{Namespaces: map[string][]string{"gpu-operator": {"gpu", "more"}}}
-	for name, c := range map[string]struct {
-		options Options
-		at      *appsv1.Deployment
-		want    string
-	}{
-		"by the maker's guide":      {Options{}, at("gpu-operator", "gpu-operator-v1.0.0"), "gpu-operator v1.0.0"},
-		"OpenShift's":               {Options{}, at("nvidia-gpu-operator", "gpu-operator-v1.0.0"), "gpu-operator v1.0.0"},
-		"the administrators'":       {Options{}, at("kube-system", "nvidia-device-plugin-0.17.0"), "nvidia-device-plugin 0.17.0"},
-		"a tenant's":                {Options{}, at("team-a", "gpu-operator-v1.0.0"), "team-a/gpu-operator v1.0.0"},
-		"where another belongs":     {Options{}, at("lws-system", "gpu-operator-v1.0.0"), "lws-system/gpu-operator v1.0.0"},
-		"a subchart, elsewhere":     {Options{}, at("team-a", "dynamo-operator-1.0.0"), "team-a/dynamo-platform 1.0.0"},
-		"the agent's own":           {own, at("ops", "opsplane-agent-0.1.0"), "agent 0.1.0"},
-		"another agent":             {own, at("team-a", "opsplane-agent-0.1.0"), "team-a/agent 0.1.0"},
-		"the agent's is no other's": {own, at("ops", "gpu-operator-v1.0.0"), "ops/gpu-operator v1.0.0"},
-		"said":                      {said, at("more", "gpu-operator-v1.0.0"), "gpu-operator v1.0.0"},
-		"said, in place of others":  {said, at("gpu-operator", "gpu-operator-v1.0.0"), "gpu-operator/gpu-operator v1.0.0"},
-		"none at all":               {Options{}, at("team-a", "web-1.0.0"), ""},
-	} {
-		w := newWorld(c.options).start(t)
-		w.put(t, w.deployments, c.at)
-		got := ""
-		for _, x := range w.snapshot().Components {
-			got += x.Name + " " + x.Version
-			if x.UID != x.Name || x.Namespace != c.at.Namespace {
-				t.Errorf("%s: %+v", name, x)
-			}
-		}
-		if got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
-	}
-	// Of one in two namespaces neither is said.
-	two := newWorld(said).start(t)
-	two.put(t, two.deployments, at("gpu", "gpu-operator-v1.0.0"), at("more", "gpu-operator-v1.0.0"))
-	if x := two.snapshot().Components; len(x) != 1 || x[0].Namespace != "" {
-		t.Errorf("in two namespaces: %+v", x)
-	}
-	two.remove(t, two.deployments, at("more", "gpu-operator-v1.0.0"))
-	if x := two.snapshot().Components; len(x) != 1 || x[0].Namespace != "gpu" {
-		t.Errorf("in one again: %+v", x)
-	}
-	// One who poses as it changes neither its version nor its health.
-	w := newWorld(Options{}).start(t)
-	w.put(t, w.deployments, at("gpu-operator", "gpu-operator-v1.0.0"))
-	one := int32(1)
-	for i := range 3 {
-		o := at(fmt.Sprintf("team-%d", i), "gpu-operator-v9.0.0")
-		o.Spec.Replicas = &one
-		setStatus(o, 0, 1, "ReplicaSetUpdated")
-		w.put(t, w.deployments, o)
-	}
-	for _, x := range w.snapshot().Components {
-		if posing := x.Name != "gpu-operator"; posing != (x.Version == "v9.0.0") || posing == x.Healthy {
-			t.Errorf("%+v", x)
 		}
 	}
 }
