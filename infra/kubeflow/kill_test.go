@@ -33,10 +33,11 @@ type moment struct {
 
 func (m moment) String() string { return fmt.Sprintf("%s-%d-%s", m.server, m.n, m.at) }
 
-// comes tells whether a request is the moment. Two reports may go as one, so the one
-// with which the agent's work ends is that of every number after it.
+// comes tells whether a request is the moment. How often an agent asks depends on how
+// fast it is, so the report with which its work ends is that of every moment that has
+// not come by then.
 func (m moment) comes(server string, r *http.Request, n int, at place) bool {
-	return server == m.server && at == m.at && (n == m.n || server == "plane" && n < m.n && ends(r))
+	return server == m.server && at == m.at && n == m.n || m.n <= maxMoments && server == "plane" && at == before && ends(r)
 }
 
 // ends tells whether a call reports how the agent's work ended.
