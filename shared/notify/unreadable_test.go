@@ -187,13 +187,32 @@ func TestUnreadableState(t *testing.T) {
 			if p.Metrics.Read().Unread == 0 {
 				t.Error("nothing is counted")
 			}
-			p.advance(3 * time.Minute) // past what the first push said
+			p.advance(5 * time.Minute) // past what was pushed of it last
 			p.tell(alert.TypeResolved, a)
 			p.run()
 			if d := cmp.Diff([]string{"cold"}, am.firing(p.clock())); d != "" {
 				t.Errorf("firing (-want +got):\n%s", d)
 			}
 		})
+	}
+}
+
+// TestUnreadableBefore: an alert whose message cannot be read is told all the same
+// when it resolves, in the place of that.
+func TestUnreadableBefore(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	am := newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+	a, other := p.alert("hot"), p.alert("cold")
+	p.tell(alert.TypeFiring, a, other)
+	p.run()
+	p.spoil(record.DeliveryKey(r.ID, alertID(r.ID, a.ID)), torn)
+	p.advance(time.Second)
+	p.tell(alert.TypeResolved, a)
+	p.run()
+	if d := cmp.Diff([]string{"cold"}, am.firing(p.clock())); d != "" || p.Metrics.Read().Unread != 1 {
+		t.Errorf("%d are counted; firing (-want +got):\n%s", p.Metrics.Read().Unread, d)
 	}
 }
 

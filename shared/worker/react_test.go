@@ -228,15 +228,21 @@ func TestReactOnDeletedCluster(t *testing.T) {
 		t.Fatalf("answer %s, %v", out, err)
 	}
 	p.heads() // the alert's own
+	p.happens("clu_other", "hot", "n1")
 	p.no(p.db.Commit(ctx, record.FormerWrite(p.cluster, p.now())))
 	batch := p.heads()
-	if len(batch) != 1 {
-		t.Fatalf("%d records tell of its end", len(batch))
+	if len(batch) != 2 {
+		t.Fatalf("%d records tell of another's event and of its end", len(batch))
 	}
-	p.tap.commit = func(int, []ledger.Write) error { return errThrottled }
+	p.tap.commit = func(_ int, ws []ledger.Write) error {
+		if touches(ws, record.JudgedPK(p.cluster)) {
+			return errThrottled
+		}
+		return nil
+	}
 	out, err := invoke(ctx, h.Handle, worker.StreamEvent{Records: batch})
 	p.no(err)
-	if got := p.failures(out); !slices.Equal(got, []string{sequence(batch[0])}) {
+	if got := p.failures(out); !slices.Equal(got, []string{sequence(batch[1])}) {
 		t.Fatalf("comes again from %v", got)
 	}
 	p.tap.reset()
