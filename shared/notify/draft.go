@@ -107,22 +107,16 @@ func (s *Service) message(ctx context.Context, b *draft, p *pair, now time.Time)
 	it, exists := b.get(key)
 	resolved := p.e.Type == alert.TypeResolved
 	if p.r.Kind == KindAlertmanager {
-		if resolved && !exists {
-			return nil
-		}
-		d := newDelivery(alertID(p.r.ID, p.a.ID), p.r, p.e, p.a, now)
-		d.Push = s.pushOf(&p.r.Receiver, p.a)
-		was := &Delivery{}
+		var was *Delivery
 		if exists {
 			var err error
 			if was, err = decodeDelivery(it); err != nil {
 				s.unreadable(ctx, key, err) // it begins anew; a pointer that is left leads to nothing
-				was = &Delivery{}
-			} else {
-				d.CreatedAt = was.CreatedAt
+				was = &Delivery{CreatedAt: now, Push: s.pushOf(&p.r.Receiver, p.a)}
+				was.Push.EndsAt = nil // that it fires is known, for all that one can tell
 			}
 		}
-		b.put(was, d)
+		s.pushes(b, p, was, now)
 		return nil
 	}
 	told := record.ToldOfKey(p.r.ID, p.a.ID)

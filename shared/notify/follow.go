@@ -14,9 +14,9 @@ import (
 
 const (
 	readBatch = 500
-	// pairsAtOnce bounds the events times receivers of one commit: up to four
+	// pairsAtOnce bounds the events times receivers of one commit: up to six
 	// writes each, the position and the mark stay below what a commit takes.
-	pairsAtOnce = 20
+	pairsAtOnce = 16
 	// saveEvery is how many events may pass that tell nothing before the position
 	// is kept.
 	saveEvery = 2000
@@ -143,7 +143,12 @@ func (s *Service) pairs(ctx context.Context, p *place, rs []*ready, events []eve
 
 // alertOf returns the alert that an event is to be told of, or nil.
 func (s *Service) alertOf(ctx context.Context, e *event.Event, since int64) *alert.Alert {
-	if e.Type != alert.TypeFiring && e.Type != alert.TypeFlapping && e.Type != alert.TypeResolved || e.ReceivedAt.UnixMilli() < since {
+	switch e.Type {
+	case alert.TypeFiring, alert.TypeFlapping, alert.TypeResolved, alert.TypeSilenced:
+	default:
+		return nil
+	}
+	if e.ReceivedAt.UnixMilli() < since {
 		return nil
 	}
 	var a alert.Alert
@@ -159,10 +164,14 @@ func (s *Service) alertOf(ctx context.Context, e *event.Event, since int64) *ale
 }
 
 // concerns tells whether a receiver may have to be told. That an alert resolved is
-// for those who were told that it fires, whoever silenced it since.
+// for those who were told that it fires, whoever silenced it since; an Alertmanager
+// is told, too, of the end of what it should know no more.
 func concerns(r *ready, typ string, a *alert.Alert) bool {
-	if typ == alert.TypeResolved {
+	switch {
+	case typ == alert.TypeResolved || r.Kind == KindAlertmanager:
 		return true
+	case typ == alert.TypeSilenced:
+		return false
 	}
 	return !a.Muted() && r.wants(a)
 }

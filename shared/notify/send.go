@@ -198,8 +198,8 @@ func (s *Service) pushTo(ctx context.Context, r *target, to string, due []*Deliv
 	return out
 }
 
-// refresh ends what is over: it may have resolved while its receiver was disabled,
-// or its event was lost.
+// refresh ends what is over, or silenced: it may have resolved while its receiver was
+// disabled, or its event was lost.
 func (s *Service) refresh(ctx context.Context, due []*Delivery) error {
 	var keys []ledger.Key
 	for _, d := range due {
@@ -224,7 +224,7 @@ func (s *Service) refresh(ctx context.Context, due []*Delivery) error {
 			if err != nil {
 				s.unreadable(ctx, it.Key, err)
 			}
-			if err != nil || a.State != alert.Resolved {
+			if err != nil || a.State != alert.Resolved && !a.Muted() {
 				continue
 			}
 			if a.ResolvedAt != nil {

@@ -123,6 +123,14 @@ func (p *plane) tell(typ string, alerts ...*alert.Alert) {
 	}
 }
 
+// keep keeps an alert as it is, of which no event tells.
+func (p *plane) keep(a *alert.Alert) {
+	p.t.Helper()
+	if err := p.db.Commit(context.Background(), ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: record.AlertKey(a.ID), Data: record.Encode(a)}}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
 // run makes what is to be sent, and sends what is due, as the engine does.
 func (p *plane) run() {
 	p.t.Helper()
