@@ -192,7 +192,7 @@ func tellOfAlerts(t *testing.T, s *site) {
 		}
 		return len(firing) > 0 && len(told(t, s, alert.TypeFolded)) > 0 && len(told(t, s, alert.TypeFlapping)) > 0
 	})
-	if _, err := s.Alerts.Acknowledge(t.Context(), PlaneCall(), firing[0].Alert.ID, "seen"); err != nil {
+	if _, err := s.Alerts.Acknowledge(t.Context(), PlaneCall(), firing[0].Alert.ID, new("seen")); err != nil {
 		t.Fatal(err)
 	}
 }

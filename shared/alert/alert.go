@@ -45,6 +45,8 @@ const (
 	ReasonDisabled  = "rule_disabled"
 	ReasonDeleted   = "rule_deleted"
 	ReasonCluster   = "cluster_deleted"
+	// ReasonAcked is of a line of the history alone: a person took it on.
+	ReasonAcked = "acknowledged"
 )
 
 // Evidence is an event by which an alert came about.
@@ -113,6 +115,9 @@ type Step struct {
 	At     time.Time `json:"at"`
 	State  State     `json:"state"`
 	Reason string    `json:"reason"`
+	// By and Note are those of ReasonAcked.
+	By   *operation.Actor `json:"by,omitempty"`
+	Note string           `json:"note,omitempty"`
 }
 
 // keptHistory bounds an alert's history: the first line and the last ones.

@@ -188,9 +188,11 @@ type AlertEvidence struct {
 
 // AlertStep is a line of an alert's history.
 type AlertStep struct {
-	At     time.Time `json:"at"`
-	State  string    `json:"state"`
-	Reason string    `json:"reason"`
+	At     time.Time        `json:"at"`
+	State  string           `json:"state"`
+	Reason string           `json:"reason"`
+	By     *operation.Actor `json:"by,omitempty"`
+	Note   string           `json:"note,omitempty"`
 }
 
 // AlertAck says who took an alert on.

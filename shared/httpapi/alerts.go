@@ -21,8 +21,8 @@ func (a *API) alertRoutes() {
 		access{action: auth.Read, several: []string{"state", "severity"}}, a.listAlerts)
 	register(a, huma.Operation{Method: http.MethodGet, Path: alertsPath + "/{id}", Summary: "Get alert", Tags: tags}, access{action: auth.Read}, a.getAlert)
 	register(a, huma.Operation{Method: http.MethodPost, Path: alertsPath + "/{id}/acknowledge", Summary: "Acknowledge alert", Tags: tags,
-		Description: "Says that somebody is at it. It stays as it is otherwise, and resolves as it would."},
-		access{action: auth.Silence, body: smallBody}, a.acknowledgeAlert)
+		Description: "Says that somebody is at it. It stays as it is otherwise, and resolves as it would. Who did so before stays in its history; of one that is resolved it is refused."},
+		access{action: auth.Silence, body: smallBody, also: []int{http.StatusConflict}}, a.acknowledgeAlert)
 }
 
 // alertView is an alert with its links.
@@ -133,7 +133,7 @@ func (a *API) getAlert(ctx context.Context, rq *request, in *AlertPath) (*bodyOu
 func (a *API) acknowledgeAlert(ctx context.Context, rq *request, in *struct {
 	AlertPath
 	Body struct {
-		Note string `json:"note,omitempty" maxLength:"1024" doc:"What is known, and who does what"`
+		Note *string `json:"note,omitempty" maxLength:"1024" doc:"What is known, and who does what; when absent, the note that there is stays"`
 	} `nameHint:"AcknowledgeBody"`
 }) (*bodyOutput[alertView], error) {
 	x, err := a.seenAlert(ctx, rq, in.ID)

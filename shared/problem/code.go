@@ -24,6 +24,7 @@ const (
 	CordonNotOwned       Code = "cordon_not_owned"
 	StaleRevision        Code = "stale_revision"
 	AlreadyTerminal      Code = "already_terminal"
+	AlertResolved        Code = "alert_resolved"
 	NotRetryable         Code = "not_retryable"
 	NotResolvable        Code = "not_resolvable"
 	ClusterInUse         Code = "cluster_in_use"
@@ -92,6 +93,7 @@ var table = map[Code]entry{
 	CordonNotOwned:       {409, "The cordon was placed outside Opsplane", CorrectInput, false},
 	StaleRevision:        {409, "The requested revision is not the current one", CorrectInput, false},
 	AlreadyTerminal:      {409, "The operation has ended", CorrectInput, false},
+	AlertResolved:        {409, "The alert is resolved", CorrectInput, false},
 	NotRetryable:         {409, "The operation cannot be retried", CorrectInput, false},
 	NotResolvable:        {409, "The step cannot be resolved", CorrectInput, false},
 	ClusterInUse:         {409, "The cluster is still in use", Cancel, true},

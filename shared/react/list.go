@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"time"
 
-	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/alert"
-	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/record"
@@ -139,11 +136,11 @@ func (s *Service) fill(ctx context.Context, found []Listed) error {
 		for i := range part {
 			a := &part[i].Alert
 			if it, ok := items[record.AckKey(a.ID)]; ok {
-				ack, err := record.Decode[alert.Ack](it)
+				acks, err := record.Decode[acks](it)
 				if err != nil {
 					return err
 				}
-				a.Acked = &ack
+				acks.show(a)
 			}
 			it, ok := items[record.GroupKey(a.Stream, a.GroupKey)]
 			if !ok || a.State == alert.Resolved {
@@ -194,41 +191,4 @@ func (s *Service) silence(ctx context.Context, found []Listed) error {
 		}
 	}
 	return nil
-}
-
-// TypeAcknowledged is the event that a person took an alert on.
-const TypeAcknowledged = "alert.acknowledged"
-
-// maxNote bounds a note, in bytes.
-const maxNote = 1 << 10
-
-// Acknowledge keeps that a person took an alert on, with a note; a later one
-// replaces it. Errors: alert.Faults, not_found.
-func (s *Service) Acknowledge(ctx context.Context, call admission.Call, alertID, note string) (alert.Alert, error) {
-	if len(note) > maxNote || !operation.CleanText(note) {
-		return alert.Alert{}, alert.Faults{{Pointer: "/note", Code: alert.CodeRange, Detail: fmt.Sprintf("must have at most %d bytes and no control characters", maxNote)}}
-	}
-	a, err := s.Alert(ctx, alertID)
-	if err != nil {
-		return a, err
-	}
-	now := s.now()
-	ack := alert.Ack{By: call.Caller.Actor, At: now, Note: note}
-	a.Acked = &ack
-	e, err := event.New(TypeAcknowledged, a.Cluster, a.Subject, now, call.Caller.Actor,
-		map[string]any{"id": a.ID, "rule": a.Rule, "group": a.Group, "note": note}, a.ID, call.Caller.Actor.ID, fmt.Sprint(now.UnixMilli()))
-	if err != nil {
-		return a, err
-	}
-	e.OperationID, e.CorrelationID = a.Operation, call.CorrelationID
-	_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(a.Cluster), []event.Event{e}, func() ([]ledger.Write, error) {
-		return []ledger.Write{
-			{Expect: ledger.AnyVersion, Item: ledger.Item{Key: record.AckKey(a.ID), Data: record.Encode(ack), Expires: now.Add(4 * AlertKept)}},
-			s.audit(call, "alert.acknowledge", a.ID, http.StatusOK, note),
-		}, nil
-	})
-	if err != nil {
-		return a, fmt.Errorf("acknowledge alert %s: %w", a.ID, err)
-	}
-	return a, nil
 }

@@ -48,14 +48,14 @@ func TestAlertGoesItsWay(t *testing.T) {
 	if a.FiredAt == nil || !a.FiredAt.Equal(t0.Add(time.Minute)) || a.Subject.Name != "n1" {
 		t.Errorf("firing: %+v", a)
 	}
-	if _, err := b.service.Acknowledge(ctx, call, a.ID, "on it"); err != nil {
+	if _, err := b.service.Acknowledge(ctx, call, a.ID, new("on it")); err != nil {
 		t.Fatal(err)
 	}
 	b.advance(time.Minute)
 	b.tell("node.ready", "n1")
 	b.follow()
 	a = list(Filter{States: []alert.State{alert.Resolved}})
-	if a.Acked == nil || a.Acked.Note != "on it" || a.ResolvedAt == nil || a.Count != 2 || len(a.History) != 3 {
+	if a.Acked == nil || a.Acked.Note != "on it" || a.ResolvedAt == nil || a.Count != 2 || len(a.History) != 4 {
 		t.Errorf("resolved: %+v", a)
 	}
 	if got, err := b.service.Alert(ctx, a.ID); err != nil || !cmp.Equal(got, a) {
