@@ -1,6 +1,7 @@
 package alert
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"time"
@@ -29,6 +30,8 @@ type Match struct {
 	Field string `json:"field"`
 	Op    string `json:"op"`
 	Value string `json:"value"`
+	// Name is that of the cluster whose id the value is; it is told, not taken.
+	Name string `json:"name,omitempty"`
 }
 
 // Silence keeps alerts from being told for a time. They fire, and are listed.
@@ -131,7 +134,11 @@ func (m *Matcher) Concerns(cluster string) bool {
 
 // holds tells whether the i-th condition holds for a value.
 func (m *Matcher) holds(i int, v string) bool {
-	switch x := m.Silence.Matchers[i]; x.Op {
+	x := m.Silence.Matchers[i]
+	if x.Field == "cluster" && x.Value == "" {
+		x.Value = PlaneCluster // as it was written before that had a name
+	}
+	switch x.Op {
 	case OpEqual:
 		return v == x.Value
 	case OpNotEqual:
@@ -150,7 +157,7 @@ func (a *Alert) field(name string) string {
 	case "severity":
 		return a.Severity
 	case "cluster":
-		return a.Cluster
+		return cmp.Or(a.Cluster, PlaneCluster)
 	}
 	if k, ok := cutPrefix(name, "labels."); ok {
 		return a.Labels[k]

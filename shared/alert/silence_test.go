@@ -19,9 +19,9 @@ func windows(t *testing.T, c *Compiled, ws ...window) *Set {
 	t.Helper()
 	var out []*Matcher
 	for _, w := range ws {
-		ms := []Match{{"rule", OpEqual, "flaps"}}
+		ms := []Match{{Field: "rule", Op: OpEqual, Value: "flaps"}}
 		if w.group != "" {
-			ms = append(ms, Match{"group.g", OpEqual, w.group})
+			ms = append(ms, Match{Field: "group.g", Op: OpEqual, Value: w.group})
 		}
 		m, err := CompileSilence(Silence{ID: w.id, Matchers: ms, StartsAt: t0.Add(w.from), EndsAt: t0.Add(w.to), Reason: "work"})
 		if err != nil {

@@ -177,7 +177,7 @@ func silenced(t *testing.T, rules []*Compiled, from, to time.Duration, ms ...Mat
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	c := rule(t, flapping)
-	set := silenced(t, []*Compiled{c}, 0, time.Hour, Match{"rule", OpEqual, "flaps"}, Match{"group.g", OpMatch, "a|b"}, Match{"severity", OpNotEqual, "critical"})
+	set := silenced(t, []*Compiled{c}, 0, time.Hour, Match{Field: "rule", Op: OpEqual, Value: "flaps"}, Match{Field: "group.g", Op: OpMatch, Value: "a|b"}, Match{Field: "severity", Op: OpNotEqual, Value: "critical"})
 	s := NewStream(testStream, set, Position{}, nil)
 	for _, e := range number([]event.Event{
 		fact(time.Minute, "x.bad", "a"), fact(time.Minute, "x.bad", "b"), fact(time.Minute, "x.bad", "ab"), fact(2*time.Minute, "x.good", "b"),
@@ -201,15 +201,15 @@ func TestSilence(t *testing.T) {
 // A silence that is no good is refused; a pattern cannot be a bomb.
 func TestBadSilences(t *testing.T) {
 	t.Parallel()
-	good := Silence{Matchers: []Match{{"rule", "=", "x"}}, StartsAt: t0, EndsAt: t0.Add(time.Hour), Reason: "work"}
+	good := Silence{Matchers: []Match{{Field: "rule", Op: "=", Value: "x"}}, StartsAt: t0, EndsAt: t0.Add(time.Hour), Reason: "work"}
 	if _, err := CompileSilence(good); err != nil {
 		t.Fatal(err)
 	}
 	for pointer, change := range map[string]func(*Silence){
 		"/matchers":         func(s *Silence) { s.Matchers = nil },
-		"/matchers/0/field": func(s *Silence) { s.Matchers = []Match{{"owner", "=", "x"}} },
-		"/matchers/0/op":    func(s *Silence) { s.Matchers = []Match{{"rule", "!~", "x"}} },
-		"/matchers/0/value": func(s *Silence) { s.Matchers = []Match{{"rule", "=~", "((a{1,30}){1,30}){1,30}"}} },
+		"/matchers/0/field": func(s *Silence) { s.Matchers = []Match{{Field: "owner", Op: "=", Value: "x"}} },
+		"/matchers/0/op":    func(s *Silence) { s.Matchers = []Match{{Field: "rule", Op: "!~", Value: "x"}} },
+		"/matchers/0/value": func(s *Silence) { s.Matchers = []Match{{Field: "rule", Op: "=~", Value: "((a{1,30}){1,30}){1,30}"}} },
 		"/ends_at":          func(s *Silence) { s.EndsAt = s.StartsAt },
 		"/reason":           func(s *Silence) { s.Reason = "" },
 	} {

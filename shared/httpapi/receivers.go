@@ -121,6 +121,11 @@ func (a *API) createReceiver(ctx context.Context, rq *request, _ *struct {
 		return nil, err
 	}
 	made, was, err := once(ctx, a.cfg.Store, call, func() (*receiverOutput, error) {
+		sp := sp
+		var err error
+		if sp.Matchers, err = a.matchers(ctx, rq, sp.Matchers); err != nil {
+			return nil, err
+		}
 		r, secret, err := a.cfg.Receivers.Create(ctx, call, sp)
 		return answerReceiver(r, secret), err
 	}, func(id string) (*receiverOutput, error) {
@@ -176,6 +181,9 @@ func (a *API) replaceReceiver(ctx context.Context, rq *request, in *struct {
 	}
 	var sp notify.Spec
 	if err := alert.Decode(rq.body, &sp); err != nil {
+		return nil, err
+	}
+	if sp.Matchers, err = a.matchers(ctx, rq, sp.Matchers); err != nil {
 		return nil, err
 	}
 	r, err := a.cfg.Receivers.Update(ctx, rq.call(), in.ID, revision, sp)

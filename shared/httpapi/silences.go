@@ -21,13 +21,14 @@ const silencesPath = "/v1/silences"
 func (a *API) silenceRoutes() {
 	tags := []string{"silences"}
 	register(a, a.written(huma.Operation{Method: http.MethodPost, Path: silencesPath, Summary: "Create silence", Tags: tags, DefaultStatus: http.StatusCreated,
-		Description: "Keeps the alerts that it matches from being told, from starts_at to ends_at. They are judged and kept as ever."}, silenceBody{}),
-		access{action: auth.Silence, fleet: true, body: smallBody, yaml: true, also: []int{http.StatusOK, http.StatusGone}}, a.createSilence)
+		Description: "Keeps the alerts that it matches from being told, from starts_at to ends_at. They are judged and kept as ever. " +
+			"Who is confined to clusters names one of them by a matcher of cluster with =."}, silenceBody{}),
+		access{action: auth.Silence, body: smallBody, yaml: true, also: []int{http.StatusOK, http.StatusGone}}, a.createSilence)
 	register(a, huma.Operation{Method: http.MethodGet, Path: silencesPath, Summary: "List silences", Tags: tags,
 		Description: "The one that begins last comes first."}, access{action: auth.Read}, a.listSilences)
 	register(a, huma.Operation{Method: http.MethodGet, Path: silencesPath + "/{id}", Summary: "Get silence", Tags: tags}, access{action: auth.Read}, a.getSilence)
 	register(a, huma.Operation{Method: http.MethodDelete, Path: silencesPath + "/{id}", Summary: "End silence", Tags: tags, DefaultStatus: http.StatusOK,
-		Description: "Ends it now; it stays in the list of past ones."}, access{action: auth.Silence, fleet: true}, a.endSilence)
+		Description: "Ends it now; it stays in the list of past ones."}, access{action: auth.Silence}, a.endSilence)
 }
 
 // silenceBody is what a person gives.
@@ -74,7 +75,14 @@ func (a *API) createSilence(ctx context.Context, rq *request, _ *struct {
 		return nil, err
 	}
 	made, was, err := once(ctx, a.cfg.Store, call, func() (alert.Silence, error) {
-		s := alert.Silence{Matchers: body.Matchers, EndsAt: body.EndsAt, Reason: body.Reason, StartsAt: a.now()}
+		matchers, err := a.matchers(ctx, rq, body.Matchers)
+		if err != nil {
+			return alert.Silence{}, err
+		}
+		if err := rq.principal.Authorize(auth.Silence, silencedCluster(matchers)); err != nil {
+			return alert.Silence{}, err
+		}
+		s := alert.Silence{Matchers: matchers, EndsAt: body.EndsAt, Reason: body.Reason, StartsAt: a.now()}
 		if body.StartsAt != nil {
 			s.StartsAt = *body.StartsAt
 		}
@@ -150,7 +158,17 @@ func (a *API) endSilence(ctx context.Context, rq *request, in *SilencePath) (*bo
 	if !id.Valid(id.Silence, in.ID) {
 		return nil, notFound("silence", in.ID)
 	}
-	s, err := a.cfg.Alerts.EndSilence(ctx, rq.call(), in.ID)
+	s, err := a.cfg.Alerts.Silence(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if !rq.seesSilence(s) {
+		return nil, notFound("silence", in.ID)
+	}
+	if err := rq.principal.Authorize(auth.Silence, silencedCluster(s.Matchers)); err != nil {
+		return nil, err
+	}
+	s, err = a.cfg.Alerts.EndSilence(ctx, rq.call(), in.ID)
 	if err != nil {
 		return nil, err
 	}
