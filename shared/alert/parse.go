@@ -342,6 +342,9 @@ func fill(v *value, to reflect.Value, pointer string, f *Faults) {
 				continue
 			}
 			fill(v.fields[k], to.Field(i), pointer+"/"+escape(k), f)
+			if least := to.Type().Field(i).Tag.Get("minimum"); least != "" && v.fields[k].text == "0" {
+				*f = append(*f, Fault{pointer + "/" + escape(k), v.fields[k].line, v.fields[k].column, CodeRange, "must be at least " + least})
+			}
 		}
 	}
 }

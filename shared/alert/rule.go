@@ -149,7 +149,7 @@ type Rule struct {
 	Description string            `json:"description,omitempty"`
 	Summary     string            `json:"summary,omitempty"` // "{node}" stands for a key of the group, "{subject}" for the subject's name
 	Runbook     string            `json:"runbook,omitempty"`
-	Severity    string            `json:"severity,omitempty"` // warning when empty
+	Severity    string            `json:"severity,omitempty" enum:"info,warning,error,critical" doc:"warning when absent"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Enabled     *bool             `json:"enabled,omitempty"` // nil: true
 	// Clusters are those whose streams the rule looks at, by id; "plane" is the
@@ -162,7 +162,7 @@ type Rule struct {
 	// is CEL giving a string.
 	GroupBy map[string]string `json:"group_by,omitempty"`
 	// Count within Window is how many matches make the condition hold; 1 when 0.
-	Count  int      `json:"count,omitempty"`
+	Count  int      `json:"count,omitempty" minimum:"1"`
 	Window Duration `json:"window,omitempty"`
 	// Distinct counts values instead of events; CEL giving a string.
 	Distinct string   `json:"distinct,omitempty"`
@@ -178,7 +178,7 @@ type Rule struct {
 	KeepFiringFor Duration    `json:"keep_firing_for,omitempty"`
 	Flap          *Flap       `json:"flap,omitempty"`
 	InhibitedBy   []Inhibitor `json:"inhibited_by,omitempty"`
-	OnChange      string      `json:"on_change,omitempty"` // OnChangeResolve when empty
+	OnChange      string      `json:"on_change,omitempty" enum:"resolve,keep" doc:"What becomes of open alerts when the rule changes; resolve when absent"`
 }
 
 // IsEnabled tells whether the rule is judged.

@@ -53,7 +53,7 @@ type Override struct {
 	Enabled       *bool     `json:"enabled,omitempty"`
 	Severity      string    `json:"severity,omitempty"`
 	Clusters      []string  `json:"clusters,omitempty"`
-	Count         int       `json:"count,omitempty"`
+	Count         int       `json:"count,omitempty" minimum:"1"`
 	Window        Duration  `json:"window,omitempty"`
 	Within        Duration  `json:"within,omitempty"` // of an absence
 	For           *Duration `json:"for,omitempty"`

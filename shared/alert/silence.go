@@ -28,7 +28,7 @@ const (
 type Match struct {
 	// Field is rule, severity, cluster, "labels.NAME" or "group.KEY".
 	Field string `json:"field"`
-	Op    string `json:"op"`
+	Op    string `json:"op" enum:"=,!=,=~"`
 	Value string `json:"value"`
 	// Name is that of the cluster whose id the value is; it is told, not taken.
 	Name string `json:"name,omitempty"`

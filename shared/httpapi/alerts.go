@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"net/http"
+	"slices"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -55,7 +56,7 @@ func viewAlert(x alert.Alert) alertView {
 
 func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 	PageInput
-	State    []string `query:"state,explode" enum:"pending,firing,resolved"`
+	State    []string `query:"state,explode" doc:"pending, firing or resolved; repeatable, or separated by commas"`
 	Severity []string `query:"severity,explode" doc:"info, warning, error or critical; repeatable, or separated by commas"`
 	Rule     string   `query:"rule" maxLength:"63" doc:"Name"`
 	Cluster  string   `query:"cluster" doc:"Id or name; plane is the plane's own"`
@@ -63,10 +64,10 @@ func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 	Until    string   `query:"until" doc:"RFC 3339: began before"`
 }) (*listOutput[alertView], error) {
 	f := react.Filter{Rule: in.Rule}
-	for _, s := range in.State {
-		f.States = append(f.States, alert.State(s))
-	}
 	var err error
+	if f.States, err = states(in.State); err != nil {
+		return nil, err
+	}
 	if f.Severities, err = severities(in.Severity); err != nil {
 		return nil, err
 	}
@@ -86,7 +87,7 @@ func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 	case len(rq.principal.Clusters) > 0:
 		f.Streams = rq.principal.Clusters
 	}
-	key := listKey("alerts", append(append([]string{in.Rule, in.Cluster, stamp(f.Since), stamp(f.Until)}, in.State...), f.Severities...)...)
+	key := listKey("alerts", append(append([]string{in.Rule, in.Cluster, stamp(f.Since), stamp(f.Until)}, words(in.State)...), f.Severities...)...)
 	place, err := decodeCursor(key, in.Cursor)
 	if err != nil {
 		return nil, err
@@ -103,6 +104,21 @@ func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 		next = encodeCursor(key, next)
 	}
 	return &listOutput[alertView]{Body: newList(items, next)}, nil
+}
+
+// states reads the parameter state.
+func states(in []string) ([]alert.State, error) {
+	if len(in) > 0 && len(words(in)) == 0 {
+		return nil, invalidParam("query", "state", "empty", "names none")
+	}
+	var out []alert.State
+	for _, s := range words(in) {
+		if !slices.Contains(alert.States, alert.State(s)) {
+			return nil, invalidParam("query", "state", "enum", "%.32q is none of pending, firing, resolved", s)
+		}
+		out = append(out, alert.State(s))
+	}
+	return out, nil
 }
 
 // AlertPath is exported for huma, which reads embedded fields only then.

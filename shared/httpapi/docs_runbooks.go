@@ -25,7 +25,7 @@ func (a *API) runbookRoutes() {
 		writePage(w, r, []byte(text))
 	})
 	a.handle(route{pattern: "GET " + runbooksPath + "/{page}", public: true}, func(w http.ResponseWriter, r *http.Request) {
-		text, ok := runbooks.Page(r.PathValue("page"))
+		text, ok := runbooks.Page(strings.TrimSuffix(r.PathValue("page"), ".md") + ".md")
 		if !ok {
 			a.refuse(w, requestOf(r.Context()), problem.New(problem.NotFound, "there is no such page"))
 			return

@@ -83,3 +83,26 @@ func TestSilencesOfOnesOwnCluster(t *testing.T) {
 	of = create("operator", all, theirs).want(201).str("id")
 	p.do(mine, "DELETE", "/v1/silences/"+of, nil).problem(404, problem.NotFound)
 }
+
+// Alerts are filtered by several states at once, and a rule says that it is on.
+func TestStatesByCommas(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.do("admin", "POST", "/v1/rules", "name: hot\non: [node.not_ready]\n", "Content-Type: application/yaml").want(201)
+	if r := p.do("viewer", "GET", "/v1/rules/hot", nil).want(200).j["rule"].(map[string]any); r["enabled"] != true {
+		t.Errorf("%v", r)
+	}
+	p.judge()
+	p.happen(p.cluster.ID, "node.not_ready", 1)
+	p.judge()
+	for query, want := range map[string]int{"state=firing,pending": 1, "state=pending,resolved": 0, "state=resolved&state=firing": 1} {
+		if got := p.do("viewer", "GET", "/v1/alerts?rule=hot&"+query, nil).want(200).items(); len(got) != want {
+			t.Errorf("%s: %d alerts", query, len(got))
+		}
+	}
+	for _, query := range []string{"state=gone", "state=firing,gone", "state=,"} {
+		p.do("viewer", "GET", "/v1/alerts?"+query, nil).problem(422, problem.Invalid).points("/query/state")
+	}
+	p.do("", "GET", "/docs/runbooks/fatal-xid", nil).want(200)
+	p.do("", "GET", "/docs/runbooks/none", nil).problem(404, problem.NotFound)
+}

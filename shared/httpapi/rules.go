@@ -85,6 +85,8 @@ type ruleLinks struct {
 func viewRule(r react.Rule) storedRuleView {
 	v := storedRuleView{ID: r.ID, Rule: r.Rule, Version: r.Version, Digest: r.Digest, Shipped: r.Shipped, Override: r.Override, Faults: r.Faults(),
 		Links: ruleLinks{Alerts: alertsPath + "?rule=" + r.Rule.Name}}
+	enabled := r.Rule.IsEnabled()
+	v.Rule.Enabled = &enabled                                       // said, also where it is by itself
 	if v.Override != nil && reflect.ValueOf(*v.Override).IsZero() { // taken back
 		v.Override = nil
 	}

@@ -152,6 +152,13 @@ func check(all []Rule, r *alert.Rule, ruleID string) error {
 	if _, err := alert.Compile(*r, ruleID, 0); err != nil {
 		return err
 	}
+	names := make([]string, len(all))
+	for i := range all {
+		names[i] = all[i].Rule.Name
+	}
+	if err := r.CheckSaved(names); err != nil {
+		return err
+	}
 	list := []*alert.Rule{r}
 	for i := range all {
 		if all[i].ID == ruleID {
@@ -295,6 +302,9 @@ func (s *Service) OverrideRule(ctx context.Context, call admission.Call, ref str
 		}
 		i := slices.IndexFunc(alert.ShippedRules(), func(sh alert.Shipped) bool { return sh.ID == was.ID })
 		sh := alert.ShippedRules()[i]
+		if err := o.Check(&sh.Rule); err != nil {
+			return nil, err
+		}
 		next := o.Apply(sh.Rule)
 		if err := check(all, &next, was.ID); err != nil {
 			return nil, err

@@ -1,0 +1,64 @@
+package alert
+
+import (
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+var placeholder = regexp.MustCompile(`\{([a-z][a-z0-9_]*)\}`)
+
+// CheckSaved holds a rule to what is asked of one that is saved, beyond Validate:
+// that it says nothing without effect. Rules that were saved before go on as they
+// are. names are those of all rules that there are. The error is Faults.
+func (r *Rule) CheckSaved(names []string) error {
+	f := &Faults{}
+	for _, m := range placeholder.FindAllStringSubmatch(r.Summary, -1) {
+		if _, ok := r.GroupBy[m[1]]; !ok && m[1] != "subject" {
+			f.add("/summary", CodeFormat, "{%s} is neither a key of group_by nor {subject}", m[1])
+		}
+	}
+	if u, err := url.Parse(r.Runbook); r.Runbook != "" && (err != nil || !link(u)) {
+		f.add("/runbook", CodeFormat, "must be an http or https URL, or a path that begins with /")
+	}
+	if r.Window != 0 && r.Count == 0 && r.Distinct == "" {
+		f.add("/window", CodeConflict, "means nothing without count or distinct")
+	}
+	for i, in := range r.InhibitedBy {
+		if in.Rule != r.Name && !slices.Contains(names, in.Rule) {
+			f.add(fmt.Sprintf("/inhibited_by/%d/rule", i), "not_found", "there is no rule %.63s", in.Rule)
+		}
+	}
+	return f.orNil()
+}
+
+// link tells whether a URL is one that people can follow.
+func link(u *url.URL) bool {
+	switch u.Scheme {
+	case "http", "https":
+		return u.Hostname() != ""
+	case "":
+		return u.Host == "" && strings.HasPrefix(u.Path, "/")
+	}
+	return false
+}
+
+// Check holds an override to the shipped rule that it changes: each of its members
+// must change something. The error is Faults.
+func (o *Override) Check(r *Rule) error {
+	f := &Faults{}
+	switch {
+	case o.empty():
+		f.add("", CodeRequired, "changes nothing; DELETE of the rule takes an override back")
+	case o.Within != 0 && r.Absence == nil:
+		f.add("/within", CodeConflict, "rule %s has no absence", r.Name)
+	}
+	return f.orNil()
+}
+
+func (o *Override) empty() bool {
+	return o.Enabled == nil && o.Severity == "" && len(o.Clusters) == 0 && o.Count == 0 && o.Window == 0 && o.Within == 0 && o.For == nil &&
+		o.ResolveAfter == 0 && o.KeepFiringFor == nil && o.OnChange == ""
+}
