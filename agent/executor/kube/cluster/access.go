@@ -13,24 +13,36 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 )
 
-// lacking tells whether a 403 came from the authorizer, and then which right is
-// missing. Admission answers 403 too: that is a refusal of this one object, for
-// the caller to judge. The API server itself is asked which it was.
+// Allowed asks the API server whether the agent's role grants a. A 403 of something
+// that is allowed came from admission, which refuses one object and not the right.
+// Where the role may not even ask, it grants nothing. An error: nobody knows.
 // https://kubernetes.io/docs/reference/access-authn-authz/authorization/#checking-api-access
+func (c *Cluster) Allowed(ctx context.Context, a *authorizationv1.ResourceAttributes) (bool, error) {
+	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: a}}
+	answer, err := c.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsForbidden(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("ask whether a refusal was for want of a right: %w", err)
+	}
+	return answer.Status.Allowed, nil
+}
+
+// lacking tells whether a 403 came from the authorizer, and then which right is
+// missing. One of admission is for the caller to judge.
 func (c *Cluster) lacking(ctx context.Context, seen *call, refused error) *executor.Outcome {
 	asked := attributes(seen.method, seen.path)
 	if asked == nil {
 		o := executor.Permanent("forbidden", forbidden(refused))
 		return &o
 	}
-	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: asked}}
-	answer, err := c.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-	switch {
-	case err == nil && answer.Status.Allowed:
-		return nil
-	case err != nil && !apierrors.IsForbidden(err): // nobody said whose refusal it was: later
-		o := Broken(fmt.Errorf("ask whether a refusal was for want of a right: %w", err))
+	switch allowed, err := c.Allowed(ctx, asked); {
+	case err != nil: // later
+		o := Broken(err)
 		return &o
+	case allowed:
+		return nil
 	}
 	o := executor.Permanent("forbidden", fmt.Sprintf("the agent's role lacks the right to %s: %v", inWords(asked), refused))
 	return &o

@@ -160,15 +160,20 @@ func (r *roller) rehearse(ctx context.Context, d *rollout, by cluster.Mark) (*pr
 		return nil, nil
 	case err == nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 		return nil, nil // the restart itself reads again
-	case apierrors.IsForbidden(err) && r.allowed(ctx, d), apierrors.IsInvalid(err):
-		hold.Code, hold.Rule, hold.Detail = "admission_refused", "admission", fmt.Sprintf("the restart of %s is refused: %s", d.name(), bound(err.Error()))
-		return hold, nil
 	case apierrors.IsForbidden(err):
-		return nil, err
+		allowed, unknown := r.Allowed(ctx, &authorizationv1.ResourceAttributes{
+			Verb: "patch", Group: d.resource.Group, Resource: d.resource.Resource, Namespace: d.object.GetNamespace(), Name: d.object.GetName()})
+		if unknown != nil || !allowed {
+			return nil, cmp.Or(unknown, err)
+		}
+	case apierrors.IsInvalid(err):
 	case apierrors.IsBadRequest(err): // a webhook that knows no dry run: it cannot be told
 		return nil, nil
+	default:
+		return nil, err
 	}
-	return nil, err
+	hold.Code, hold.Rule, hold.Detail = "admission_refused", "admission", fmt.Sprintf("the restart of %s is refused: %s", d.name(), bound(err.Error()))
+	return hold, nil
 }
 
 // answered is the digest of the template that the API server makes of a restart's
@@ -188,17 +193,6 @@ func (r *roller) answered(ctx context.Context, d *rollout, patch []byte) (string
 		return "", nil // a webhook that knows no dry run, or a refusal that the restart itself meets
 	}
 	return "", err
-}
-
-// allowed tells whether the role has the right to patch d, so that a 403 came
-// from admission.
-// https://kubernetes.io/docs/reference/access-authn-authz/authorization/#checking-api-access
-func (r *roller) allowed(ctx context.Context, d *rollout) bool {
-	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-		Verb: "patch", Group: d.resource.Group, Resource: d.resource.Resource, Namespace: d.object.GetNamespace(), Name: d.object.GetName(),
-	}}}
-	answer, err := r.Client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-	return err == nil && answer.Status.Allowed
 }
 
 func (r *roller) probeRestart(ctx context.Context, t *executor.Task) executor.Finding {
