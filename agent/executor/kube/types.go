@@ -15,12 +15,13 @@ import (
 // types are the operation types. A type is a package, one line here and its
 // rights below.
 func types(c *cluster.Cluster, inv *inventory.Inventory, o Options) []cluster.Type {
-	nodes := node.Options{Describe: inv.Describe, PodsOn: device.PodsOn(c, inv.NodeName)}
+	options := node.Options{Describe: inv.Describe, PodsOn: device.PodsOn(c, inv.NodeName)}
+	drains := node.NewDrains(c, options)
 	return []cluster.Type{
-		node.Cordon(c, nodes),
-		node.Uncordon(c, nodes),
-		node.Drain(c, nodes),
-		device.Reset(c, o.Device),
+		node.Cordon(c, options),
+		node.Uncordon(c, options),
+		drains.Type(),
+		device.Reset(c, o.Device, drains),
 		deployment.Roll(c),
 		component.Upgrade(c, o.Component),
 	}

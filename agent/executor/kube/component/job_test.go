@@ -54,7 +54,7 @@ func setup(t *testing.T, objects ...runtime.Object) *site {
 		s.asked = append(s.asked, j.Name)
 		a, how := s.reply(j)
 		s.mu.Unlock()
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: j.Namespace, Name: j.Name, Labels: j.Spec.Template.Labels,
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: j.Namespace, Name: j.Name, UID: "pod-" + j.UID, Labels: j.Spec.Template.Labels,
 			OwnerReferences: []metav1.OwnerReference{{UID: j.UID, Controller: ptr.To(true)}}}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
 		if how != "running" {
 			message := ""

@@ -125,15 +125,12 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 	until := r.Now().Add(r.bounds.Undo)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	w, err := r.watch(ctx, d)
-	if err != nil {
-		return executor.Transient("api_error", err.Error())
-	}
+	w := r.watch(ctx, d)
 	asked := map[string]bool{} // pods to go, by UID
 	for {
 		fire, release := timer(until, r.Now())
 		select {
-		case <-w.changed:
+		case <-w.Changed():
 		case <-fire:
 		case <-ctx.Done():
 		}
@@ -141,16 +138,16 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 		if halt := executor.Halted(ctx, t); halt != "" {
 			return executor.Waiting(halt, d.name()+": the template is that of before; its pods were not seen ready")
 		}
-		if denied, _ := w.trouble(); denied != nil {
+		if denied, _ := w.Trouble(); denied != nil {
 			return cluster.Broken(denied)
 		}
 		late := !r.Now().Before(until)
-		if !w.synced() && !late {
+		if !w.Ready() && !late {
 			continue
 		}
 		s, err := w.scene()
 		switch {
-		case late && !w.synced():
+		case late && !w.Ready():
 		case err != nil:
 			return executor.Permanent("api_error", err.Error())
 		case s == nil:

@@ -128,14 +128,11 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		tell(t, nil)
 		return *o
 	}
-	w, err := r.watch(ctx, d)
-	if err != nil {
-		return executor.Transient("api_error", err.Error())
-	}
+	w := r.watch(ctx, d)
 	for {
 		fire, release := timer(v.wake, r.Now())
 		select {
-		case <-w.changed:
+		case <-w.Changed():
 		case <-fire:
 		case <-ctx.Done():
 		case <-boundary(t):
@@ -144,7 +141,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		if halt := executor.Halted(ctx, t); halt != "" {
 			return r.halted(halt, d, s)
 		}
-		denied, away := w.trouble()
+		denied, away := w.Trouble()
 		switch {
 		case denied != nil:
 			return cluster.Broken(denied)
@@ -152,7 +149,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 			t.Progress(s.updated, s.want, "replicas", "the API server does not answer; "+s.String()+" when it last did")
 		}
 		v.wake = time.Time{} // until it is judged again
-		if away != nil || !w.synced() {
+		if away != nil || !w.Ready() {
 			continue
 		}
 		now, err := w.scene()

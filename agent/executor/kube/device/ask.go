@@ -91,7 +91,7 @@ func (e *devices) ask(ctx context.Context, t *executor.Task, d target, verb, nam
 func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb string, job *batchv1.Job) heard {
 	under, cancel := context.WithCancel(ctx)
 	defer cancel()
-	pods, failed := e.follow(under, e.c.Namespace, metav1.ListOptions{LabelSelector: labelJobName + "=" + job.Name})
+	watched := e.watch(under, job.Name)
 	w := &waiting{e: e, t: t, d: d, verb: verb, job: job, begun: time.Now()}
 	defer blocked(t)
 	cancelled := t.Cancelled
@@ -106,20 +106,15 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 	look := time.NewTicker(nodeLook)
 	defer look.Stop()
 	for {
+		pods, changed := watched.look()
+		_, _, failed, err := watched.State()
+		if end := w.told(pods, err); end != nil {
+			return *end
+		}
 		var end *heard
 		select {
-		case s, ok := <-pods:
-			if !ok { // ctx has ended
-				pods = nil
-				continue
-			}
-			end = w.see(s)
-		case err := <-failed:
-			if o := cluster.Broken(err); o.ErrorCode == "forbidden" {
-				end = &heard{ran: true, code: o.ErrorCode, why: o.Detail}
-			} else {
-				w.block(o.ErrorCode, o.Detail)
-			}
+		case <-changed:
+		case <-failed:
 		case <-patient.C:
 			w.impatient = true
 			end = w.see(w.last)
@@ -141,6 +136,25 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 	}
 }
 
+// told judges what the watch has brought; nil: go on waiting.
+func (w *waiting) told(pods []seenPod, away error) *heard {
+	w.deaf = away != nil
+	for _, s := range pods {
+		if end := w.see(s); end != nil {
+			return end
+		}
+	}
+	if away == nil {
+		return nil
+	}
+	o := cluster.Broken(away)
+	if o.ErrorCode == "forbidden" {
+		return &heard{ran: true, code: o.ErrorCode, why: o.Detail}
+	}
+	w.block(o.ErrorCode, o.Detail)
+	return nil
+}
+
 // waiting is a wait for one Job.
 type waiting struct {
 	e         *devices
@@ -151,6 +165,7 @@ type waiting struct {
 	begun     time.Time
 	last      seenPod
 	impatient bool
+	deaf      bool // the API server does not answer
 	// pulling runs since the image's pull was seen to fail, nil: it does not; failing:
 	// it has failed for as long as is waited for a registry.
 	pulling   *time.Timer
@@ -236,7 +251,7 @@ func (w *waiting) see(s seenPod) *heard {
 		return nil
 	}
 	w.forgive()
-	if started(p) && w.code != "node_unreachable" {
+	if started(p) && w.code != "node_unreachable" && !w.deaf {
 		w.code, w.why = "", ""
 		blocked(w.t)
 	}
@@ -288,23 +303,8 @@ func (e *devices) takeAway(ctx context.Context, t *executor.Task, job *batchv1.J
 	name := job.Name
 	under, cancel := context.WithTimeout(ctx, cancelWait)
 	defer cancel()
-	pods, _ := e.follow(under, e.c.Namespace, metav1.ListOptions{LabelSelector: labelJobName + "=" + name})
-	var last seenPod
-	next := func() bool { // of the Job's own pod
-		for {
-			select {
-			case s, ok := <-pods:
-				if ok && !metav1.IsControlledBy(s.pod, job) {
-					continue
-				}
-				last = s
-				return ok
-			case <-under.Done():
-				return false
-			}
-		}
-	}
-	next() // the pod as it is before
+	watched := e.watch(under, name)
+	blind := watched.Ready(under) != nil
 	background := metav1.DeletePropagationBackground
 	o := metav1.DeleteOptions{PropagationPolicy: &background, Preconditions: &metav1.Preconditions{UID: &job.UID}}
 	r, stop := e.c.Repeatable(ctx, t, "delete job", "job/"+e.c.Namespace+"/"+name, name, func(ctx context.Context) error {
@@ -316,12 +316,31 @@ func (e *devices) takeAway(ctx context.Context, t *executor.Task, job *batchv1.J
 	if r.Category != cluster.OK && !r.NotFound() {
 		return true, nil
 	}
-	for last.pod != nil && !last.gone {
-		if !next() {
+	// A pod that was made a moment before the Job went is here soon.
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for {
+		pods, changed := watched.look()
+		there, any := false, false
+		for _, s := range pods {
+			if !metav1.IsControlledBy(s.pod, job) {
+				continue
+			}
+			any, there, ran = true, there || !s.gone, ran || started(s.pod)
+		}
+		if any && !there {
+			return ran, nil
+		}
+		select {
+		case <-changed:
+		case <-late.C:
+			if !any {
+				return blind, nil
+			}
+		case <-under.Done():
 			return true, nil
 		}
 	}
-	return last.pod != nil && started(last.pod), nil
 }
 
 // silent is the outcome of a question that only looks and was not answered.

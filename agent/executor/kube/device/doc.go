@@ -3,7 +3,8 @@
 // # The way of a reset
 //
 //	preflight      a Job on the device's node looks at it: who holds it, MIG, NVLink
-//	drain_holders  the pods that hold it are evicted, and it is looked at again
+//	drain_holders  the pods that hold it are evicted, by the engine that drains of
+//	               nodes have (package node), and it is looked at again
 //	reset          a Job on the node resets it, once for the run
 //	verify         a Job on the node proves it usable
 //

@@ -3,6 +3,7 @@ package device
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,8 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/node"
+	"github.com/opsplane/opsplane/shared/operation"
 )
 
 // maxRounds is how often the pods of a device are evicted: some may come between
@@ -23,6 +26,7 @@ const maxRounds = 4
 func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) executor.Outcome {
 	total := 0
 	var on *holders
+	pods := e.drains.Chosen()
 	for range maxRounds {
 		a, stop := e.look(ctx, t, d, report.VerbPreflight)
 		if stop != nil {
@@ -48,7 +52,7 @@ func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) 
 			return o
 		}
 		total += len(on.pods)
-		if stop := e.evictAll(ctx, t, d, on.pods, total); stop != nil {
+		if stop := e.evict(ctx, t, d, pods, on.pods); stop != nil {
 			return *stop
 		}
 		if !on.drainable() && on.lost == 0 {
@@ -60,6 +64,34 @@ func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) 
 	o := executor.Permanent(report.CodeBusy, fmt.Sprintf("GPU %s is held again each time its pods were evicted, now by %s", d.uuid, on.names()))
 	o.ActionText = "cordon the node, then reset again"
 	return o
+}
+
+// evict evicts pods until each is gone by UID.
+func (e *devices) evict(ctx context.Context, t *executor.Task, d target, chosen *node.Chosen, pods []*corev1.Pod) *executor.Outcome {
+	n, code, why, err := e.readNode(ctx, d.node)
+	o := executor.Permanent(code, why)
+	switch {
+	case err != nil:
+		o = cluster.Broken(err)
+		return &o
+	case code != "":
+		return &o
+	}
+	o = chosen.Evict(ctx, t, n, pods)
+	e.note(t.Assignment, func(out *outcome) {
+		for _, name := range chosen.Taken() {
+			if !slices.Contains(out.drained, name) {
+				out.drained = append(out.drained, name)
+			}
+		}
+	})
+	switch {
+	case o.Class == operation.OutcomeDone:
+		return nil
+	case o.ErrorCode == "node_gone" || o.ErrorCode == "node_replaced":
+		o.ErrorCode = report.CodeGone
+	}
+	return &o
 }
 
 // holders are a device's holders as the cluster knows them.

@@ -20,6 +20,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -51,7 +52,7 @@ func fakes(t *testing.T, objects ...runtime.Object) (*devices, *fake.Clientset, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &devices{c: c, cfg: cfg, last: map[string]*outcome{}}, client, pods
+	return &devices{c: c, cfg: cfg, drains: node.NewDrains(c, node.Options{}), last: map[string]*outcome{}}, client, pods
 }
 
 // stepTask is a task whose effects are let through.

@@ -385,7 +385,7 @@ func TestUnknownDevice(t *testing.T) {
 	task, _ := b.task("preflight", "op_x", 1, 1, `{}`, nil)
 	task.Assignment.TargetUID, task.Assignment.TargetName = "node-uid/gpu-3", "device:gpu-1/3"
 	want(t, b.typ.Steps["preflight"].Execute(t.Context(), task), operation.OutcomePermanent, "not_supported")
-	off := Reset(b.c, Config{})
+	off := Reset(b.c, Config{}, nil)
 	task, _ = b.task("preflight", "op_x", 1, 1, `{}`, nil)
 	want(t, off.Steps["preflight"].Execute(t.Context(), task), operation.OutcomePermanent, "not_supported")
 	if len(off.Capabilities) != 0 || len(b.typ.Capabilities) != 1 {

@@ -14,6 +14,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/host/recorded"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
+	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -186,6 +187,43 @@ func (b *bench) away(namespace, name, node string) error {
 	return err
 }
 
+// TestDrainOfTheAgentsOwnPod: it holds the device with another pod. It goes last, and
+// another agent is asked to see it go: that one goes on where this one handed over.
+func TestDrainOfTheAgentsOwnPod(t *testing.T) {
+	t.Parallel()
+	b := setup(t, benchOptions{kubelet: true})
+	ns := b.r.Namespace()
+	b.r.Deployment(ns, "decode", 2, kuberig.OnNode(b.node))
+	pods := b.r.Pods(ns, "decode")
+	b.record(heldBy(pods...))
+	b.followPods(ns, "decode")
+	if err := b.away(ns, "decode", b.r.Node("other").Name); err != nil {
+		t.Fatal(err)
+	}
+	evicted := func() (uids []string) {
+		for _, e := range b.r.Audit(b.user) {
+			if e.Subresource == "eviction" && e.Code < 300 {
+				uids = append(uids, string(e.PreconditionUID()))
+			}
+		}
+		return uids
+	}
+	own, other := string(pods[0].UID), string(pods[1].UID)
+	b.c.PodUID = own
+	o, _ := b.run("drain_holders", "op_own", 1, 1, `{"drain":true}`)
+	want(t, o, executor.ClassHandBack, "own_node")
+	if got := evicted(); len(got) != 1 || got[0] != other {
+		t.Fatalf("evicted %v before the lease was handed back, want %s", got, other)
+	}
+	c := b.open(nil) // the other agent
+	b.c, b.typ = c, Reset(c, b.cfg, node.NewDrains(c, node.Options{}))
+	o, _ = b.run("drain_holders", "op_own", 1, 2, `{"drain":true}`)
+	want(t, o, operation.OutcomeDone, "")
+	if got := evicted(); len(got) != 2 || got[1] != own {
+		t.Errorf("evicted %v, want %s and then %s", got, other, own)
+	}
+}
+
 // TestDrainBlocked: a budget holds a pod on the device: it is named while the step
 // waits, and at its end.
 func TestDrainBlocked(t *testing.T) {
@@ -215,7 +253,7 @@ func TestDrainBlocked(t *testing.T) {
 	}()
 	o := b.typ.Steps["drain_holders"].Execute(ctx, task)
 	want(t, o, operation.OutcomeWaiting, "pdb_blocked")
-	if len(pdb) != 1 || pdb[0].Rule != "pdb/"+ns+"/decode" || !strings.Contains(pdb[0].Resource, ns+"/decode-") || !strings.Contains(pdb[0].Detail, "needs 1 healthy pods and has 1 currently") {
+	if len(pdb) != 1 || pdb[0].Rule != "pdb/"+ns+"/decode" || !strings.Contains(pdb[0].Resource, ns+"/decode-") || !strings.Contains(pdb[0].Detail, "allows 0 disruptions (healthy 1, needed 1)") {
 		t.Errorf("blockers %+v", pdb)
 	}
 	if n := b.resets(); n != 0 {

@@ -23,6 +23,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
+	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -41,6 +42,8 @@ type bench struct {
 	cfg  Config
 	typ  cluster.Type
 	kube *kuberig.Kubelet
+
+	kubeconfig string
 }
 
 type benchOptions struct {
@@ -50,6 +53,7 @@ type benchOptions struct {
 	kubelet  bool
 	config   func(c *Config)
 	pause    func(point string, t *executor.Task)
+	fault    *kuberig.Fault // on the agent's way to the API server
 	nodeOpts []kuberig.NodeOption
 }
 
@@ -75,8 +79,14 @@ func setup(t *testing.T, o benchOptions) *bench {
 	if o.config != nil {
 		o.config(&b.cfg)
 	}
+	b.kubeconfig = b.r.Kubeconfig(b.user)
+	if o.fault != nil {
+		p := b.r.Proxy(b.user)
+		p.Inject(*o.fault)
+		b.kubeconfig = p.Kubeconfig()
+	}
 	b.c = b.open(o.pause)
-	b.typ = Reset(b.c, b.cfg)
+	b.typ = Reset(b.c, b.cfg, node.NewDrains(b.c, node.Options{}))
 	if o.kubelet {
 		b.startKubelet()
 	}
@@ -95,7 +105,7 @@ func (b *bench) startKubelet() {
 // open is another agent process of the same user.
 func (b *bench) open(pause func(point string, t *executor.Task)) *cluster.Cluster {
 	b.t.Helper()
-	c, err := cluster.Open(cluster.Options{Kubeconfig: b.r.Kubeconfig(b.user), Namespace: b.ns, Version: "test", Pause: pause})
+	c, err := cluster.Open(cluster.Options{Kubeconfig: b.kubeconfig, Namespace: b.ns, Version: "test", Pause: pause})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -237,7 +247,17 @@ func (b *bench) run(step, op string, run int, generation int64, payload string) 
 	task, tell := b.task(step, op, run, generation, payload, nil)
 	ctx, cancel := context.WithTimeout(b.t.Context(), 90*time.Second)
 	defer cancel()
-	return b.typ.Steps[step].Execute(ctx, task), tell
+	for {
+		o := b.typ.Steps[step].Execute(ctx, task)
+		if o.Class != operation.OutcomeWaiting || o.ErrorCode != "forbidden" { // else it is not believed yet
+			return o, tell
+		}
+		select {
+		case <-time.After(o.After):
+		case <-ctx.Done():
+			return o, tell
+		}
+	}
 }
 
 // probe probes a step under a lease, for as long as the loop would.

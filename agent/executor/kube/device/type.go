@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -83,7 +85,7 @@ func (c Config) check() (Config, error) {
 }
 
 // Rights are what the type needs of the agent's role, no more.
-var Rights = []cluster.Right{
+var Rights = slices.Concat([]cluster.Right{
 	{Verb: "create", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to look at, reset and check a device on its node"},
 	{Verb: "list", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to find the reset that an earlier lease began"},
 	{Verb: "get", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to tell whose Job has the name"},
@@ -91,16 +93,18 @@ var Rights = []cluster.Right{
 	{Verb: "get", Resource: "nodes", Why: "to tell a Job that does not start from a node that is gone"},
 	{Verb: "list", Resource: "pods", Why: "to read a Job's answer, and to find the pods that hold a device"},
 	{Verb: "watch", Resource: "pods", Why: "to see a Job answer, and the pods that hold a device stop"},
-	{Verb: "create", Resource: "pods/eviction", Why: "to evict the pods that hold a device, with drain: true"},
 	{Verb: "get", Resource: "configmaps", Namespace: cluster.OwnNamespace, Why: "to preview a reset from what the host reports of itself"},
 	cluster.EventRight,
-}
+}, node.EvictRights)
 
 // devices carries the type out.
 type devices struct {
 	c      *cluster.Cluster
 	cfg    Config
 	broken error // the configuration's
+	drains *node.Drains
+
+	denials cluster.Denials
 
 	mu    sync.Mutex
 	last  map[string]*outcome // by run of an operation
@@ -127,9 +131,10 @@ type stage struct {
 // maxKept bounds how many runs are remembered.
 const maxKept = 1_000
 
-// Reset is device.reset.
-func Reset(c *cluster.Cluster, cfg Config) cluster.Type {
-	e := &devices{c: c, last: map[string]*outcome{}}
+// Reset is device.reset. The pods that hold a device are evicted by drains, the
+// agent's one engine for that.
+func Reset(c *cluster.Cluster, cfg Config, drains *node.Drains) cluster.Type {
+	e := &devices{c: c, drains: drains, last: map[string]*outcome{}}
 	e.cfg, e.broken = cfg.check()
 	t := cluster.Type{
 		Name: "device.reset",
@@ -157,9 +162,9 @@ type target struct {
 }
 
 // step wraps a step: it finds the target, refuses what cannot be carried out, and
-// counts the time.
+// counts the time. A missing right ends it only once it is believed.
 func (e *devices) step(f func(ctx context.Context, t *executor.Task, d target) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
-	return func(ctx context.Context, t *executor.Task) executor.Outcome {
+	return e.denials.Lenient(e.c.Now, func(ctx context.Context, t *executor.Task) executor.Outcome {
 		ctx = cluster.Operation(ctx, t.Assignment)
 		d, code, why := e.target(t.Assignment)
 		if code != "" {
@@ -168,11 +173,16 @@ func (e *devices) step(f func(ctx context.Context, t *executor.Task, d target) e
 		begun := e.c.Now()
 		defer func() {
 			e.note(t.Assignment, func(o *outcome) {
-				o.stages = append(o.stages, stage{t.Step.Name, e.c.Now().Sub(begun).Milliseconds()})
+				took := e.c.Now().Sub(begun).Milliseconds()
+				if i := slices.IndexFunc(o.stages, func(s stage) bool { return s.Step == t.Step.Name }); i >= 0 {
+					o.stages[i].MS += took
+					return
+				}
+				o.stages = append(o.stages, stage{t.Step.Name, took})
 			})
 		}()
 		return f(ctx, t, d)
-	}
+	})
 }
 
 // target finds what the operation is about. A device whose UUID nobody knows is
@@ -217,21 +227,26 @@ func (e *devices) note(a *protocol.Assignment, f func(o *outcome)) {
 
 // nodeState reads the device's node: a code when no Job can run there.
 func (e *devices) nodeState(ctx context.Context, name string) (code, why string, err error) {
+	_, code, why, err = e.readNode(ctx, name)
+	return code, why, err
+}
+
+func (e *devices) readNode(ctx context.Context, name string) (n *corev1.Node, code, why string, err error) {
 	ctx, cancel := e.c.Read(ctx)
 	defer cancel()
-	n, err := e.c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	n, err = e.c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return report.CodeGone, fmt.Sprintf("node %s is gone, and its devices with it", name), nil
+		return nil, report.CodeGone, fmt.Sprintf("node %s is gone, and its devices with it", name), nil
 	}
 	if err != nil {
-		return "", "", err
+		return nil, "", "", err
 	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown {
-			return "node_unreachable", fmt.Sprintf("node %s is unreachable since %s: nothing can run there", name, c.LastTransitionTime.UTC().Format(time.RFC3339)), nil
+			return n, "node_unreachable", fmt.Sprintf("node %s is unreachable since %s: nothing can run there", name, c.LastTransitionTime.UTC().Format(time.RFC3339)), nil
 		}
 	}
-	return "", "", nil
+	return n, "", "", nil
 }
 
 // blocked shows one thing that stands in the way, or none.

@@ -134,11 +134,21 @@ func rule(all []*budget, p *corev1.Pod) *hold {
 // twoPDBs words what the eviction API answers with a 500.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
 func twoPDBs(p *corev1.Pod, b []*budget) string {
+	if len(b) < 2 { // the API server knows one that is not known here yet
+		return fmt.Sprintf("pod %s is selected by two disruption budgets: the cluster evicts no such pod", key(p))
+	}
 	s := fmt.Sprintf("pod %s is selected by two disruption budgets, %s and %s: the cluster evicts no such pod", key(p), b[0].key(), b[1].key())
 	if len(b) > 2 {
 		s = fmt.Sprintf("pod %s is selected by %d disruption budgets, %s, %s and more: the cluster evicts no such pod", key(p), len(b), b[0].key(), b[1].key())
 	}
 	return s
+}
+
+func twoPDBsRule(p *corev1.Pod, b []*budget) string {
+	if len(b) == 0 {
+		return "pdb/" + p.Namespace
+	}
+	return "pdb/" + b[0].key()
 }
 
 func isReady(p *corev1.Pod) bool {

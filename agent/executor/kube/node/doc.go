@@ -14,6 +14,9 @@
 // One function judges a pod (judge) and one says which disruption budget holds it
 // (rule): preflight, the dry run and the evictions cannot disagree.
 //
+// Other operations evict chosen pods by the same engine (Drains, Chosen): they meet
+// the same rules, in the same words, and share what the budgets allow.
+//
 // # Side effects
 //
 // Patches of the node are of kind (a): they carry a resourceVersion that was read

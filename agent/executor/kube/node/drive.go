@@ -11,6 +11,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
@@ -42,12 +43,14 @@ type drive struct {
 	p payload
 	// gone: until every planned pod is gone; else until each is on its way.
 	gone bool
+	// chosen: of pods that another operation chose; their node is not its own.
+	chosen bool
 
 	begun    time.Time
 	looked   time.Time
 	results  chan result
 	inFlight int
-	budgets  *feed[*budget]
+	budgets  *follow.Feed[*budget]
 	serving  map[string]*serving // by namespace
 	halted   string
 	worst    *executor.Outcome // of a call: the step cannot go on
@@ -67,7 +70,14 @@ type result struct {
 // something stands in the way for good, or when the step has to stop: then with
 // what it was waiting for.
 func (e *drainer) drive(ctx context.Context, t *executor.Task, s *session, p payload, gone bool) executor.Outcome {
-	d := &drive{drainer: e, t: t, s: s, p: p, gone: gone, begun: time.Now(), results: make(chan result, perDrain), serving: map[string]*serving{}}
+	return e.driven(ctx, e.newDrive(t, s, p, gone))
+}
+
+func (e *drainer) newDrive(t *executor.Task, s *session, p payload, gone bool) *drive {
+	return &drive{drainer: e, t: t, s: s, p: p, gone: gone, begun: time.Now(), results: make(chan result, perDrain), serving: map[string]*serving{}}
+}
+
+func (e *drainer) driven(ctx context.Context, d *drive) executor.Outcome {
 	e.drives.Add(1)
 	defer d.close()
 	return d.orphaned(d.run(ctx))
@@ -105,10 +115,10 @@ func (d *drive) run(ctx context.Context) executor.Outcome {
 func (d *drive) close() {
 	d.drives.Add(-1)
 	if d.budgets != nil {
-		d.drainer.budgets.release()
+		d.drainer.budgets.Release()
 	}
 	for _, s := range d.serving {
-		s.shared.release()
+		s.shared.Release()
 	}
 }
 
@@ -241,7 +251,7 @@ func (d *drive) take(r result) {
 	}
 	switch r.reply.Category {
 	case cluster.OK:
-		p.tries, p.refusal = 0, nil
+		p.tries, p.refusal, p.taken = 0, nil, true
 		if !p.terminating() {
 			p.accepted, p.not = true, now.Add(unseenFor)
 		}
@@ -251,19 +261,21 @@ func (d *drive) take(r result) {
 		d.accepted(p, r)
 	case cluster.Timeout, cluster.Conflict: // the pod is read before anything is repeated
 		p.lost = true
+		p.unsure = p.unsure || r.reply.Category == cluster.Timeout
 		p.not = now.Add(paceLeast)
 	default:
 		if r.reply.NotFound() {
-			p.isGone, p.gone = true, now
+			p.isGone, p.gone, p.taken = true, now, p.taken || p.unsure
 			return
 		}
+		p.unsure = p.unsure || r.reply.Category == cluster.Failed
 		if p.finished { // it never stands in the way
 			p.not = now.Add(time.Hour)
 			return
 		}
 		var all []*budget
 		if d.budgets != nil {
-			all, _ = d.budgets.in(p.pod.Namespace)
+			all, _ = d.budgets.In(p.pod.Namespace)
 		}
 		why := refusalOf(r.reply.Err, p.pod, all)
 		for _, b := range all {

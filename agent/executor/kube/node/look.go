@@ -12,6 +12,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -82,15 +83,15 @@ func (d *drive) lookNode(ctx context.Context, l *look) *executor.Outcome {
 			l.wake(wait)
 			return nil
 		}
-		s.nodes = newFeed(nodeNamed(d.c, s.node.Name), takeNode)
+		s.nodes = follow.New(nodeNamed(d.c, s.node.Name), takeNode)
 		var run context.Context
 		run, s.endNodes = context.WithCancel(cluster.Operation(context.Background(), d.t.Assignment))
-		go s.nodes.run(run)
+		go s.nodes.Run(run)
 	}
 	feed := s.nodes
 	s.mu.Unlock()
-	listed, _, _, err := feed.state()
-	found, changed := feed.in("")
+	listed, _, _, err := feed.State()
+	found, changed := feed.In("")
 	l.node = changed
 	if err != nil {
 		if o := broken(err); o.ErrorCode == "forbidden" {
@@ -101,8 +102,7 @@ func (d *drive) lookNode(ctx context.Context, l *look) *executor.Outcome {
 		return nil
 	}
 	if len(found) == 0 {
-		code, why := absent(d.t.Assignment)
-		o := executor.Permanent(code, why)
+		o := executor.Permanent("node_gone", fmt.Sprintf("there is no node %s (%s) any more", s.node.Name, s.node.UID))
 		return &o
 	}
 	n := found[0]
@@ -110,11 +110,11 @@ func (d *drive) lookNode(ctx context.Context, l *look) *executor.Outcome {
 		o := executor.Permanent("node_replaced", fmt.Sprintf("node %s is another one now (%s, not %s)", n.Name, n.UID, s.node.UID))
 		return &o
 	}
-	if on, ok := cluster.ReadMark(n.Annotations); ok && on.Stale(cluster.MarkOf(d.t)) {
+	if on, ok := cluster.ReadMark(n.Annotations); !d.chosen && ok && on.Stale(cluster.MarkOf(d.t)) {
 		o := outdated(ctx, d.t, n.Name, on)
 		return &o
 	}
-	if !n.Spec.Unschedulable {
+	if !n.Spec.Unschedulable && !d.chosen {
 		o := executor.Permanent("uncordoned_externally", uncordoned(n.Name))
 		return &o
 	}
@@ -127,8 +127,8 @@ func (d *drive) lookNode(ctx context.Context, l *look) *executor.Outcome {
 // lookPods takes over what the watch has brought.
 func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 	s := d.s
-	_, _, _, err := s.pods.state()
-	pods, changed := s.pods.in("")
+	_, _, _, err := s.pods.State()
+	pods, changed := s.pods.In("")
 	l.pods = changed
 	if err != nil {
 		if o := broken(err); o.ErrorCode == "forbidden" {
@@ -139,7 +139,7 @@ func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 	for _, pod := range pods {
 		on[pod.UID] = pod
 	}
-	if strangers(on, s) {
+	if !d.chosen && strangers(on, s) {
 		// A node of this name that is not ours, or is no longer cordoned, has pods
 		// that the drain is not about.
 		n, code, why, err := d.read(ctx, d.t.Assignment)
@@ -164,7 +164,7 @@ func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 		pod := on[p.uid]
 		switch {
 		case pod == nil && !p.isGone:
-			p.isGone, p.gone = true, d.c.Now()
+			p.isGone, p.gone, p.taken = true, d.c.Now(), p.taken || p.unsure
 		case pod != nil && (p.pod == nil || p.pod.ResourceVersion != pod.ResourceVersion):
 			if p.terminating() && pod.DeletionTimestamp == nil {
 				break // the read after a lost answer was newer
@@ -174,7 +174,7 @@ func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 				if p.accepted {
 					p.accepted, p.not = false, time.Time{}
 				}
-				p.lost = false
+				p.taken, p.lost = p.taken || p.unsure, false
 				if p.evicted.IsZero() {
 					p.evicted = askedAt(pod)
 				}
@@ -182,11 +182,11 @@ func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 		}
 	}
 	for _, p := range sorted(s.plan, d.p) {
-		if p.finished {
+		if p.finished && !d.chosen {
 			continue
 		}
 		l.total++
-		if p.isGone {
+		if p.isGone || p.finished {
 			l.gone++
 			if p.forced != "" {
 				l.forced++

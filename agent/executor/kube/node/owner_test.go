@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
@@ -154,7 +155,7 @@ func TestGPUs(t *testing.T) {
 	t.Parallel()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: "n", Labels: map[string]string{"nvidia.com/gpu.count": "8"}}, Status: corev1.NodeStatus{Capacity: corev1.ResourceList{}}}
 	for name, q := range map[corev1.ResourceName]string{"nvidia.com/gpu": "32", "cpu": "64", "nvidia.com/mig-1g.5gb": "7"} {
-		n.Status.Capacity[name] = mustParse(q)
+		n.Status.Capacity[name] = resource.MustParse(q)
 	}
 	counted := map[string]int{"nothing but the node": 8, "an inventory that has counted": 6, "one that has not seen the node": 8}
 	describes := map[string]func(*corev1.Node, int) protocol.Node{

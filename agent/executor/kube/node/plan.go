@@ -11,11 +11,15 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 )
 
 // open reads node and pods as far as they are not known, fences older leases off,
 // and makes the plan.
 func (d *drive) open(ctx context.Context) *executor.Outcome {
+	if d.chosen {
+		return d.openChosen(ctx)
+	}
 	s, a := d.s, d.t.Assignment
 	s.mu.Lock()
 	if s.idle != nil {
@@ -100,12 +104,12 @@ func (d *drive) openPods(ctx context.Context, n *corev1.Node) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !seeded {
-		s.pods = newFeed(podsOf(d.c, n.Name), takePod)
-		s.pods.seed(items, version)
+		s.pods = follow.New(podsOf(d.c, n.Name), takePod)
+		s.pods.Seed(items, version)
 	}
 	run, end := context.WithCancel(cluster.Operation(context.Background(), d.t.Assignment))
 	s.endPods = end
-	go s.pods.run(run)
+	go s.pods.Run(run)
 	return nil
 }
 
@@ -147,7 +151,7 @@ func (d *drive) makePlan(ctx context.Context, n *corev1.Node) *executor.Outcome 
 // and came after the plan is left alone: its replacement would come as well.
 func (d *drive) adopt(ctx context.Context, all bool) *executor.Outcome {
 	s := d.s
-	pods, _ := s.pods.in("")
+	pods, _ := s.pods.In("")
 	news := false
 	for _, pod := range pods {
 		if p := s.plan[pod.UID]; p == nil || p.pod == nil {

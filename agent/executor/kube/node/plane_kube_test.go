@@ -224,8 +224,8 @@ func TestManyAtOnce(t *testing.T) {
 			t.Error("a drain that is over goes on watching")
 		}
 	}
-	if n := a.drain.drives.Load(); n != 0 || len(a.drain.slots) != 0 || a.drain.budgets.users != 0 {
-		t.Errorf("%d drives, %d slots and %d users of the budgets are left", n, len(a.drain.slots), a.drain.budgets.users)
+	if n := a.drain.drives.Load(); n != 0 || len(a.drain.slots) != 0 || a.drain.budgets.Users() != 0 {
+		t.Errorf("%d drives, %d slots and %d users of the budgets are left", n, len(a.drain.slots), a.drain.budgets.Users())
 	}
 	kinds := map[string]int{}
 	total, needed := 0, 0

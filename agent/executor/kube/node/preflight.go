@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -45,8 +46,8 @@ func (e *drainer) preflight(ctx context.Context, t *executor.Task, s *session) e
 	}
 	s.mu.Lock()
 	s.node, s.nodeAt = n, e.c.Now()
-	s.pods, s.podsAt = newFeed(podsOf(e.c, n.Name), takePod), e.c.Now()
-	s.pods.seed(sv.listed, sv.version)
+	s.pods, s.podsAt = follow.New(podsOf(e.c, n.Name), takePod), e.c.Now()
+	s.pods.Seed(sv.listed, sv.version)
 	s.record = newRecord(t, s, sv.verdicts)
 	s.mu.Unlock()
 	return executor.Done(fmt.Sprintf("%d pods to evict from node %s", count(sv.verdicts), n.Name))

@@ -114,11 +114,11 @@ func answered(err error) bool {
 // any pod then.
 func (d *drive) feel(l *look) {
 	s := d.s
-	_, since, _, err := s.pods.state()
-	d.pulse.hear(s.pods.lastHeard())
+	_, since, _, err := s.pods.State()
+	d.pulse.hear(s.pods.LastHeard())
 	s.mu.Lock()
 	if s.nodes != nil {
-		d.pulse.hear(s.nodes.lastHeard())
+		d.pulse.hear(s.nodes.LastHeard())
 	}
 	name := s.node.Name
 	s.mu.Unlock()

@@ -20,6 +20,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -39,8 +40,8 @@ func TestServerThatHangs(t *testing.T) {
 			return true, nil, context.DeadlineExceeded
 		})
 		pod := aPod("slow", ago(9*time.Second))
-		s := &session{node: theNode(true), pods: newFeed(source{}, takePod), plan: map[types.UID]*planned{pod.UID: {uid: pod.UID, name: key(pod)}}}
-		s.pods.seed([]runtime.Object{pod}, "1")
+		s := &session{node: theNode(true), pods: follow.New(follow.Source{}, takePod), plan: map[types.UID]*planned{pod.UID: {uid: pod.UID, name: key(pod)}}}
+		s.pods.Seed([]runtime.Object{pod}, "1")
 		begun := time.Now()
 		d := &drive{drainer: newDrainer(&cluster.Cluster{Client: client, Now: time.Now}, Options{}), s: s, gone: true, begun: begun.Add(time.Hour), serving: map[string]*serving{},
 			t: &executor.Task{Assignment: lease("op_1"), Remaining: func() time.Duration { return time.Hour }}}
@@ -89,11 +90,10 @@ func TestServerHangsWhileVolumesAreDetached(t *testing.T) {
 			return true, nil, context.DeadlineExceeded
 		})
 		e := newDrainer(&cluster.Cluster{Client: client, Now: time.Now}, Options{})
-		src := attachmentsOf(e.c)
-		src.list = func(context.Context, metav1.ListOptions) ([]runtime.Object, string, error) {
+		src := follow.Source{What: "the volume attachments", Read: e.c.Read, List: func(context.Context, metav1.ListOptions) ([]runtime.Object, string, error) {
 			return []runtime.Object{&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "v", UID: "v"}, Spec: storagev1.VolumeAttachmentSpec{NodeName: "n"}}}, "1", nil
-		}
-		e.attachments.open = func() *feed[*storagev1.VolumeAttachment] { return newFeed(src, takeAttachment) }
+		}, Watch: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil }}
+		e.attachments.Open = func() *follow.Feed[*storagev1.VolumeAttachment] { return follow.New(src, takeAttachment) }
 		defer time.Sleep(2 * linger)
 		var told []protocol.Blocker
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -126,14 +126,12 @@ func TestPulse(t *testing.T) {
 		if err := feel(silentFor); err == nil {
 			t.Error("nobody said that it is away")
 		}
-		f := newFeed(source{}, takePod)
+		f := follow.New(follow.Source{}, takePod)
 		time.Sleep(time.Second)
-		if err := f.apply(watch.Event{Type: watch.Bookmark, Object: versioned("", "7")}); err != nil {
-			t.Fatal(err)
-		}
-		p.hear(f.lastHeard())
+		f.Seed(nil, "7")
+		p.hear(f.LastHeard())
 		if _, _, _, err := p.feel(nil); err != nil {
-			t.Errorf("after a bookmark: %v", err)
+			t.Errorf("after what a watch brought: %v", err)
 		}
 	})
 }

@@ -30,6 +30,8 @@ type refusal struct {
 var (
 	deniedByWebhook = regexp.MustCompile(`admission webhook "([^"]+)"`)
 	deniedByPolicy  = regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'`)
+	// "The disruption budget web needs 2 healthy pods and has 2 currently"
+	refusingBudget = regexp.MustCompile(`disruption budget (\S+)`)
 )
 
 // refusalOf reads why the API server refused an eviction of the pod. budgets are
@@ -43,6 +45,9 @@ func refusalOf(err error, p *corev1.Pod, budgets []*budget) *refusal {
 	found := selecting(budgets, p)
 	if cause, ok := causeOf(st, policyv1.DisruptionBudgetCause); ok {
 		r := &refusal{code: "pdb", rule: "pdb/" + p.Namespace, why: cause}
+		if m := refusingBudget.FindStringSubmatch(cause); m != nil {
+			r.rule += "/" + m[1]
+		}
 		if len(found) == 1 {
 			b := found[0]
 			r.rule, r.act, r.budget, r.version = "pdb/"+b.key(), b.act(), b.key(), b.version
@@ -54,8 +59,8 @@ func refusalOf(err error, p *corev1.Pod, budgets []*budget) *refusal {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return &refusal{code: "namespace_terminating", rule: "namespace/" + p.Namespace,
 			why: fmt.Sprintf("namespace %s is being deleted, and the pod with it: no eviction is taken there", p.Namespace)}
-	case st.Code == http.StatusInternalServerError && len(found) > 1:
-		return &refusal{code: "two_pdbs", rule: "pdb/" + found[0].key(), why: twoPDBs(p, found)}
+	case st.Code == http.StatusInternalServerError && (len(found) > 1 || strings.Contains(st.Message, "more than one PodDisruptionBudget")):
+		return &refusal{code: "two_pdbs", rule: twoPDBsRule(p, found), why: twoPDBs(p, found)}
 	case st.Code == http.StatusTooManyRequests && strings.Contains(st.Message, "denied"), st.Code < 500 && st.Code != http.StatusTooManyRequests:
 		return denial(st)
 	case st.Code == http.StatusTooManyRequests:

@@ -30,9 +30,12 @@ func TestRefusalOf(t *testing.T) {
 		code, rule string
 	}{
 		{"budget", status(429, "Cannot evict pod", budgeted), one, "pdb", "pdb/ns/b"},
-		{"budget that is not known yet", status(429, "Cannot evict pod", budgeted), nil, "pdb", "pdb/ns"},
+		{"budget that is not known yet", status(429, "Cannot evict pod", budgeted), nil, "pdb", "pdb/ns/b"},
+		{"budget of other words", status(429, "Cannot evict pod", metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: "it is not observed yet"}), nil, "pdb", "pdb/ns"},
 		{"budget in confusion", status(403, "forbidden", budgeted), one, "pdb", "pdb/ns/b"},
 		{"two budgets", status(500, "This pod has more than one PodDisruptionBudget"), two, "two_pdbs", "pdb/ns/b"},
+		{"two budgets that are not known yet", status(500, "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."), one[:0], "two_pdbs", "pdb/ns"},
+		{"two budgets of which one is known", status(500, "This pod has more than one PodDisruptionBudget"), one, "two_pdbs", "pdb/ns/b"},
 		{"an error", status(500, "etcd is sad"), one, "api_error", "api_server"},
 		{"busy", status(429, "too many requests"), nil, "throttled", "api_server"},
 		{"namespace ends", status(403, "forbidden: unable to create new content", ending), one, "namespace_terminating", "namespace/ns"},

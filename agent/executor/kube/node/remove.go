@@ -17,7 +17,7 @@ import (
 // evictPod is an effect of kind (b): it names the UID of one planned pod.
 func (d *drive) evictPod(ctx context.Context, k call) (cluster.Reply, *executor.Outcome) {
 	ev := eviction(k.namespace, k.name, k.uid, d.p.GracePeriodSeconds)
-	return d.c.Repeatable(ctx, d.t, "evict", "pod/"+string(k.uid), k.key(), func(ctx context.Context) error { return d.post(ctx, ev) })
+	return d.c.Repeatable(ctx, d.t, "evict", "pod/"+string(k.uid), k.key(), func(ctx context.Context) error { return d.send(ctx, ev) })
 }
 
 func (k call) key() string { return k.namespace + "/" + k.name }
@@ -76,13 +76,14 @@ func (d *drive) found(p *planned, l *looked) {
 	now := d.c.Now()
 	switch {
 	case l.gone:
-		p.lost, p.isGone, p.gone = false, true, now
+		p.lost, p.isGone, p.gone, p.taken = false, true, now, p.taken || p.unsure
 	case l.err != nil && apierrors.IsForbidden(l.err):
 		o := broken(l.err)
 		d.worst = &o
 	case l.err != nil:
 		p.refused(&refusal{code: "api_unavailable", rule: "api_server", why: l.err.Error()}, now, 0)
 	default:
+		p.taken = p.taken || p.unsure && l.pod.DeletionTimestamp != nil
 		p.lost, p.accepted = false, false
 		p.saw(l.pod)
 		if p.terminating() && p.evicted.IsZero() {

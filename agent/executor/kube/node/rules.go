@@ -6,8 +6,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -30,10 +32,10 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 	spaces := map[string][]*budget{}
 	budgets := func(ns string) []*budget {
 		if d.budgets == nil { // an empty node asks for none
-			d.budgets = d.drainer.budgets.acquire()
+			d.budgets = d.drainer.budgets.Acquire()
 		}
 		if _, ok := spaces[ns]; !ok {
-			spaces[ns], l.budgets = d.budgets.in(ns)
+			spaces[ns], l.budgets = d.budgets.In(ns)
 		}
 		return spaces[ns]
 	}
@@ -46,7 +48,7 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 	}
 	for _, p := range d.s.plan { // what has run to its end goes when it likes
-		if p.finished && !p.isGone && p.pod != nil && !p.going() && p.evicted.IsZero() && !now.Before(p.not) && len(lasting(p.pod)) == 0 {
+		if p.finished && !d.chosen && !p.isGone && p.pod != nil && !p.going() && p.evicted.IsZero() && !now.Before(p.not) && len(lasting(p.pod)) == 0 {
 			add(p, 0) // one that a finalizer holds would stand in the way then
 		}
 	}
@@ -81,8 +83,13 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 		all := budgets(p.pod.Namespace)
 		h := rule(all, p.pod)
-		if _, _, _, err := d.budgets.state(); err != nil && h != nil && h.code == "pdb" {
+		_, since, _, err := d.budgets.State()
+		if err != nil && h != nil && h.code == "pdb" {
 			h = nil // what is known of it may be old: the API server decides
+		}
+		if d.chosen && apierrors.IsForbidden(err) && time.Since(since) > cluster.DeniedFor { // a drain's preflight says so
+			o := broken(err)
+			return &o
 		}
 		if h != nil && h.code == "two_pdbs" && d.p.OnDeadline != onDeadlineForce {
 			o := executor.Permanent(h.code, h.why)

@@ -7,6 +7,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 )
 
 // endpointsFor is how long a drain waits for the endpoints of a pod that is gone to
@@ -15,8 +17,8 @@ const endpointsFor = 10 * time.Second
 
 // serving is a namespace whose endpoints a drive looks at.
 type serving struct {
-	shared *shared[*discoveryv1.EndpointSlice]
-	feed   *feed[*discoveryv1.EndpointSlice]
+	shared *follow.Shared[*discoveryv1.EndpointSlice]
+	feed   *follow.Feed[*discoveryv1.EndpointSlice]
 	told   bool // that the agent may not read them
 }
 
@@ -28,7 +30,7 @@ type serving struct {
 // Most pods are gone before anybody would look; the API server is asked about those
 // that take longer.
 func (d *drive) lookServing(l *look) {
-	if !d.gone {
+	if !d.gone || d.chosen {
 		return
 	}
 	now := d.c.Now()
@@ -42,16 +44,16 @@ func (d *drive) lookServing(l *look) {
 		}
 		if d.serving[p.pod.Namespace] == nil {
 			s := d.endpointsOf(p.pod.Namespace)
-			d.serving[p.pod.Namespace] = &serving{shared: s, feed: s.acquire()}
+			d.serving[p.pod.Namespace] = &serving{shared: s, feed: s.Acquire()}
 		}
 	}
 	for ns, s := range d.serving {
-		_, _, _, err := s.feed.state()
+		_, _, _, err := s.feed.State()
 		if err != nil && apierrors.IsForbidden(err) && !s.told {
 			s.told = true
 			d.t.Note("forbidden", fmt.Sprintf("whether pods of namespace %s still serve requests cannot be told: %v", ns, err))
 		}
-		slices, changed := s.feed.in("")
+		slices, changed := s.feed.In("")
 		if l.serving == nil || len(slices) > 0 {
 			l.serving = changed
 		}
@@ -89,18 +91,17 @@ func (d *drive) readSlice(l *look, slice *discoveryv1.EndpointSlice, now time.Ti
 }
 
 // endpointsOf is the shared feed of a namespace's endpoints.
-func (e *drainer) endpointsOf(namespace string) *shared[*discoveryv1.EndpointSlice] {
+func (e *drainer) endpointsOf(namespace string) *follow.Shared[*discoveryv1.EndpointSlice] {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for ns, s := range e.slices { // namespaces come and go
-		if ns != namespace && s.idle() {
+		if ns != namespace && s.Idle() {
 			delete(e.slices, ns)
 		}
 	}
 	s := e.slices[namespace]
 	if s == nil {
-		s = &shared[*discoveryv1.EndpointSlice]{linger: 10 * time.Second,
-			open: func() *feed[*discoveryv1.EndpointSlice] { return newFeed(slicesOf(e.c, namespace), takeSlice) }}
+		s = slicesOf(e.c, namespace)
 		e.slices[namespace] = s
 	}
 	return s

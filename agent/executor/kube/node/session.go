@@ -10,11 +10,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -48,6 +50,8 @@ type planned struct {
 	// 2 without.
 	stage int
 
+	taken    bool // an eviction of ours was taken, as far as is known
+	unsure   bool // an answer does not tell whether one was
 	accepted bool // the API server took the eviction, and the watch has not shown it yet
 	inFlight bool
 	lost     bool // the answer to the last call was: the pod is read before the next
@@ -91,12 +95,12 @@ type session struct {
 	node   *corev1.Node
 	nodeAt time.Time
 
-	pods    *feed[*corev1.Pod]
+	pods    *follow.Feed[*corev1.Pod]
 	podsAt  time.Time // when the list behind an idle feed was read
 	endPods context.CancelFunc
 	idle    *time.Timer
 
-	nodes    *feed[*corev1.Node]
+	nodes    *follow.Feed[*corev1.Node]
 	endNodes context.CancelFunc
 
 	record *record
@@ -118,19 +122,21 @@ type reading struct {
 // drainer carries drains out.
 type drainer struct {
 	*nodes
-	budgets     *shared[*budget]
-	attachments *shared[*storagev1.VolumeAttachment]
+	budgets     *follow.Shared[*budget]
+	attachments *follow.Shared[*storagev1.VolumeAttachment]
 	allowances  allowances
 	daemons     memo[types.UID, bool]
 	admitted    memo[string, *refusal]
 	slots       chan struct{} // evictions in flight, over all drains
-	drives      atomic.Int64  // under way
-	pulse       pulse
+	// send is post, but for tests.
+	send   func(ctx context.Context, ev *policyv1.Eviction) error
+	drives atomic.Int64 // under way
+	pulse  pulse
 
 	mu       sync.Mutex
 	sessions map[string]*session
 	order    []string
-	slices   map[string]*shared[*discoveryv1.EndpointSlice]
+	slices   map[string]*follow.Shared[*discoveryv1.EndpointSlice]
 	handed   map[string]time.Time // operations that were handed back for this agent's own pod
 }
 
@@ -143,15 +149,17 @@ const (
 )
 
 func newDrainer(c *cluster.Cluster, o Options) *drainer {
-	return &drainer{
+	e := &drainer{
 		nodes:       &nodes{c: c, o: o},
-		budgets:     &shared[*budget]{linger: linger, open: func() *feed[*budget] { return newFeed(budgetsOf(c), takeBudget) }},
-		attachments: &shared[*storagev1.VolumeAttachment]{linger: linger, open: func() *feed[*storagev1.VolumeAttachment] { return newFeed(attachmentsOf(c), takeAttachment) }},
+		budgets:     budgetsOf(c),
+		attachments: attachmentsOf(c),
 		slots:       make(chan struct{}, maxInFlight),
 		sessions:    map[string]*session{},
-		slices:      map[string]*shared[*discoveryv1.EndpointSlice]{},
+		slices:      map[string]*follow.Shared[*discoveryv1.EndpointSlice]{},
 		handed:      map[string]time.Time{},
 	}
+	e.send = e.post
+	return e
 }
 
 func sessionKey(a *protocol.Assignment) string {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -33,7 +34,7 @@ func TestSessionStaysWhileItsStepLasts(t *testing.T) {
 	now := time.Now()
 	e := newDrainer(&cluster.Cluster{Now: func() time.Time { return now }}, Options{})
 	s := e.session(lease("op_held"), true)
-	s.pods = newFeed(source{}, takePod)
+	s.pods = follow.New(follow.Source{}, takePod)
 	now = now.Add(2 * sessionFor)
 	for i := range maxSessions + 10 {
 		e.session(lease(fmt.Sprintf("op_%d", i)), true).spent("preflight", now, 0)
@@ -56,7 +57,7 @@ func TestSessionStaysWhileItsStepLasts(t *testing.T) {
 func TestLingeringWatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := &session{pods: newFeed(source{}, takePod)}
+		s := &session{pods: follow.New(follow.Source{}, takePod)}
 		s.rest()
 		s.mu.Lock()
 		s.idle = nil // as open does while the timer fires
@@ -105,7 +106,7 @@ func TestConfirmFindsARelabelledPod(t *testing.T) {
 // at late.
 func TestBudgetsOfSeveralNamespacesAreLookedAt(t *testing.T) {
 	t.Parallel()
-	f := newFeed(source{}, takeBudget)
+	f := follow.New(follow.Source{}, takeBudget)
 	s := &session{node: &corev1.Node{}, plan: map[types.UID]*planned{}}
 	l := &look{force: map[*planned]int{}, next: heartbeat}
 	var budgets []runtime.Object
@@ -115,7 +116,7 @@ func TestBudgetsOfSeveralNamespacesAreLookedAt(t *testing.T) {
 		l.waiting = append(l.waiting, &planned{name: ns + "/p", pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "p"},
 			Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}}})
 	}
-	f.seed(budgets, "1")
+	f.Seed(budgets, "1")
 	d := &drive{drainer: newDrainer(&cluster.Cluster{Now: time.Now}, Options{}), s: s, budgets: f,
 		t: &executor.Task{Assignment: lease("op_1"), Remaining: func() time.Duration { return time.Hour }}}
 	if stop := d.lookRules(l); stop != nil || len(l.holds) != 2 || l.next > lookOthers {

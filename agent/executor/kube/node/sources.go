@@ -1,7 +1,7 @@
 package node
 
 import (
-	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -10,42 +10,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 )
 
-// objects makes a list's items runtime objects.
-func objects[T any, P interface {
-	*T
-	runtime.Object
-}](items []T) []runtime.Object {
-	list := make([]runtime.Object, len(items))
-	for i := range items {
-		list[i] = P(&items[i])
-	}
-	return list
-}
+// linger is how long the feeds that all drains share go on after the last of them:
+// drains come in waves. Those of a namespace's endpoints end sooner.
+const (
+	linger       = 2 * time.Minute
+	lingerSlices = 10 * time.Second
+)
 
 // podsOf reads the pods that are bound to a node. The API server keeps an index of
 // them, so neither list nor watch costs it a look at other pods.
-func podsOf(c *cluster.Cluster, node string) source {
-	selector := fields.OneTermEqualSelector("spec.nodeName", node).String()
-	return source{
-		what: "the pods of node " + node, read: c.Read,
-		list: func(ctx context.Context, o metav1.ListOptions) ([]runtime.Object, string, error) {
-			o.FieldSelector = selector
-			l, err := c.Client.CoreV1().Pods("").List(ctx, o)
-			if err != nil {
-				return nil, "", err
-			}
-			return objects(l.Items), l.ResourceVersion, nil
-		},
-		watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = selector
-			return c.Client.CoreV1().Pods("").Watch(ctx, o)
-		},
-	}
+func podsOf(c *cluster.Cluster, node string) follow.Source {
+	return follow.Of("the pods of node "+node, c.Read, c.Client.CoreV1().Pods(""),
+		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
 }
 
 func takePod(o runtime.Object) (string, *corev1.Pod) {
@@ -55,42 +36,18 @@ func takePod(o runtime.Object) (string, *corev1.Pod) {
 }
 
 // nodeNamed reads one node.
-func nodeNamed(c *cluster.Cluster, name string) source {
-	selector := fields.OneTermEqualSelector("metadata.name", name).String()
-	return source{
-		what: "node " + name, read: c.Read,
-		list: func(ctx context.Context, o metav1.ListOptions) ([]runtime.Object, string, error) {
-			o.FieldSelector = selector
-			l, err := c.Client.CoreV1().Nodes().List(ctx, o)
-			if err != nil {
-				return nil, "", err
-			}
-			return objects(l.Items), l.ResourceVersion, nil
-		},
-		watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = selector
-			return c.Client.CoreV1().Nodes().Watch(ctx, o)
-		},
-	}
+func nodeNamed(c *cluster.Cluster, name string) follow.Source {
+	return follow.Of("node "+name, c.Read, c.Client.CoreV1().Nodes(),
+		metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()})
 }
 
 func takeNode(o runtime.Object) (string, *corev1.Node) { return "", o.(*corev1.Node) }
 
 // budgetsOf reads the cluster's disruption budgets.
-func budgetsOf(c *cluster.Cluster) source {
-	return source{
-		what: "the disruption budgets", read: c.Read,
-		list: func(ctx context.Context, o metav1.ListOptions) ([]runtime.Object, string, error) {
-			l, err := c.Client.PolicyV1().PodDisruptionBudgets("").List(ctx, o)
-			if err != nil {
-				return nil, "", err
-			}
-			return objects(l.Items), l.ResourceVersion, nil
-		},
-		watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return c.Client.PolicyV1().PodDisruptionBudgets("").Watch(ctx, o)
-		},
-	}
+func budgetsOf(c *cluster.Cluster) *follow.Shared[*budget] {
+	return &follow.Shared[*budget]{Linger: linger, Open: func() *follow.Feed[*budget] {
+		return follow.New(follow.Of("the disruption budgets", c.Read, c.Client.PolicyV1().PodDisruptionBudgets(""), metav1.ListOptions{}), takeBudget)
+	}}
 }
 
 func takeBudget(o runtime.Object) (string, *budget) {
@@ -99,20 +56,10 @@ func takeBudget(o runtime.Object) (string, *budget) {
 }
 
 // slicesOf reads the EndpointSlices of a namespace.
-func slicesOf(c *cluster.Cluster, namespace string) source {
-	return source{
-		what: "the endpoint slices of namespace " + namespace, read: c.Read,
-		list: func(ctx context.Context, o metav1.ListOptions) ([]runtime.Object, string, error) {
-			l, err := c.Client.DiscoveryV1().EndpointSlices(namespace).List(ctx, o)
-			if err != nil {
-				return nil, "", err
-			}
-			return objects(l.Items), l.ResourceVersion, nil
-		},
-		watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return c.Client.DiscoveryV1().EndpointSlices(namespace).Watch(ctx, o)
-		},
-	}
+func slicesOf(c *cluster.Cluster, namespace string) *follow.Shared[*discoveryv1.EndpointSlice] {
+	return &follow.Shared[*discoveryv1.EndpointSlice]{Linger: lingerSlices, Open: func() *follow.Feed[*discoveryv1.EndpointSlice] {
+		return follow.New(follow.Of("the endpoint slices of namespace "+namespace, c.Read, c.Client.DiscoveryV1().EndpointSlices(namespace), metav1.ListOptions{}), takeSlice)
+	}}
 }
 
 func takeSlice(o runtime.Object) (string, *discoveryv1.EndpointSlice) {
@@ -123,20 +70,10 @@ func takeSlice(o runtime.Object) (string, *discoveryv1.EndpointSlice) {
 
 // attachmentsOf reads the cluster's volume attachments: the API server cannot
 // select them by node.
-func attachmentsOf(c *cluster.Cluster) source {
-	return source{
-		what: "the volume attachments", read: c.Read,
-		list: func(ctx context.Context, o metav1.ListOptions) ([]runtime.Object, string, error) {
-			l, err := c.Client.StorageV1().VolumeAttachments().List(ctx, o)
-			if err != nil {
-				return nil, "", err
-			}
-			return objects(l.Items), l.ResourceVersion, nil
-		},
-		watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return c.Client.StorageV1().VolumeAttachments().Watch(ctx, o)
-		},
-	}
+func attachmentsOf(c *cluster.Cluster) *follow.Shared[*storagev1.VolumeAttachment] {
+	return &follow.Shared[*storagev1.VolumeAttachment]{Linger: linger, Open: func() *follow.Feed[*storagev1.VolumeAttachment] {
+		return follow.New(follow.Of("the volume attachments", c.Read, c.Client.StorageV1().VolumeAttachments(), metav1.ListOptions{}), takeAttachment)
+	}}
 }
 
 func takeAttachment(o runtime.Object) (string, *storagev1.VolumeAttachment) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -263,26 +264,26 @@ func TestEndpointsOfNamespacesThatWent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		e := newDrainer(&cluster.Cluster{Now: time.Now}, Options{})
-		open := func() *feed[*discoveryv1.EndpointSlice] {
-			return newFeed(source{read: func(ctx context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} },
-				list: func(context.Context, metav1.ListOptions) ([]runtime.Object, string, error) {
+		open := func() *follow.Feed[*discoveryv1.EndpointSlice] {
+			return follow.New(follow.Source{Read: func(ctx context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} },
+				List: func(context.Context, metav1.ListOptions) ([]runtime.Object, string, error) {
 					return nil, "", errors.New("away")
 				}}, takeSlice)
 		}
-		watched := func(ns string) *shared[*discoveryv1.EndpointSlice] {
+		watched := func(ns string) *follow.Shared[*discoveryv1.EndpointSlice] {
 			s := e.endpointsOf(ns)
-			s.open = open
-			s.acquire()
+			s.Open = open
+			s.Acquire()
 			return s
 		}
 		used, left := watched("used"), watched("left")
-		left.release()
+		left.Release()
 		time.Sleep(time.Minute)
 		e.endpointsOf("new")
 		if e.slices["used"] != used || e.slices["left"] != nil || len(e.slices) != 2 {
 			t.Errorf("kept %v", e.slices)
 		}
-		used.release()
+		used.Release()
 		time.Sleep(time.Minute)
 	})
 }

@@ -38,14 +38,7 @@ type survey struct {
 
 // list reads the node's pods.
 func (e *drainer) list(ctx context.Context, node string) ([]runtime.Object, string, error) {
-	src := podsOf(e.c, node)
-	ctx, cancel := e.c.Read(ctx)
-	defer cancel()
-	items, version, err := src.list(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, "", fmt.Errorf("list %s: %w", src.what, err)
-	}
-	return items, version, nil
+	return podsOf(e.c, node).Once(ctx)
 }
 
 // narrow resolves a drain of a device to the pods on it: those that the run has
@@ -115,15 +108,15 @@ func (e *drainer) judge(ctx context.Context, p payload, s *survey) error {
 	if len(spaces) == 0 {
 		return nil
 	}
-	feed := e.budgets.acquire()
-	defer e.budgets.release()
+	feed := e.budgets.Acquire()
+	defer e.budgets.Release()
 	rctx, cancel := e.c.Read(ctx)
 	defer cancel()
-	if err := feed.ready(rctx); err != nil {
+	if err := feed.Ready(rctx); err != nil {
 		return err
 	}
 	for ns := range spaces {
-		in, _ := feed.in(ns)
+		in, _ := feed.In(ns)
 		s.budgets = append(s.budgets, in...)
 	}
 	return nil
@@ -244,7 +237,7 @@ func (e *drainer) dryRun(ctx context.Context, p payload, pod *corev1.Pod, budget
 	defer cancel()
 	ev := eviction(pod.Namespace, pod.Name, pod.UID, p.GracePeriodSeconds)
 	ev.DeleteOptions.DryRun = []string{metav1.DryRunAll}
-	err := e.post(ctx, ev)
+	err := e.send(ctx, ev)
 	switch {
 	case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err): // it would go, or is gone
 		return nil, nil

@@ -58,9 +58,7 @@ func Uncordon(c *cluster.Cluster, o Options) cluster.Type {
 	}
 }
 
-// Drain is node.drain.
-func Drain(c *cluster.Cluster, o Options) cluster.Type { return newDrainer(c, o).drain() }
-
+// drain is node.drain.
 func (e *drainer) drain() cluster.Type {
 	return cluster.Type{
 		// Version 2 knows device and await_volume_detach.

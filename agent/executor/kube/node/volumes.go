@@ -21,10 +21,10 @@ import (
 // drivers go by.
 // https://kubernetes.io/docs/reference/kubernetes-api/config-and-storage-resources/volume-attachment-v1/
 func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session, p payload, done executor.Outcome) executor.Outcome {
-	feed := e.attachments.acquire()
-	defer e.attachments.release()
+	feed := e.attachments.Acquire()
+	defer e.attachments.Release()
 	rctx, cancel := e.c.Read(ctx)
-	err := feed.ready(rctx)
+	err := feed.Ready(rctx)
 	cancel()
 	if err != nil {
 		return broken(err)
@@ -38,7 +38,7 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 		return broken(err)
 	}
 	for {
-		attached, changed := feed.in(s.node.Name)
+		attached, changed := feed.In(s.node.Name)
 		attached = slices.DeleteFunc(attached, func(a *storagev1.VolumeAttachment) bool {
 			return a.Spec.Source.PersistentVolumeName != nil && stay[*a.Spec.Source.PersistentVolumeName]
 		})
@@ -52,8 +52,8 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 			list[i] = protocol.Blocker{Code: "volume_attached", Resource: "volume/" + volumeOf(a), Rule: "attacher/" + a.Spec.Attacher, Detail: attachedWhy(a)}
 		}
 		message := fmt.Sprintf("%s, waiting for %d volumes to be detached: %s", done.Detail, len(attached), attachedWhy(attached[0]))
-		e.pulse.hear(feed.lastHeard())
-		_, since, _, err := feed.state()
+		e.pulse.hear(feed.LastHeard())
+		_, since, _, err := feed.State()
 		silent, again, beat := e.silence(s.node.Name, since, err)
 		code := "volume_attached"
 		if silent != "" {
@@ -71,7 +71,7 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 		case <-t.Cancelled:
 		}
 		timer.Stop()
-		if _, _, _, err := feed.state(); err != nil && apierrors.IsForbidden(err) {
+		if _, _, _, err := feed.State(); err != nil && apierrors.IsForbidden(err) {
 			return broken(err)
 		}
 		if h := executor.Halted(ctx, t); h != "" {

@@ -1,0 +1,23 @@
+// Package follow keeps objects of the API server up to date: a list, and a watch
+// from there. Every executor on Kubernetes that waits for something waits on a Feed,
+// so that what it does when the API server is slow, away or forgets is the same.
+//
+//	Source  what is listed and watched (Of: of a client's typed or dynamic resource)
+//	Feed    the objects of one source, in buckets that are waited for one by one
+//	Shared  a Feed that several use, which lingers on after the last of them
+//	Group   Feeds that one waits for together
+//
+// # What a Feed does
+//
+// It lists once, under the deadline of one read, and watches from that list's
+// version; how long the API server may take to begin a watch is bounded alike. A
+// watch that ends goes on from the last version that was heard; only where the API
+// server no longer knows that (410) the list is read again, at once. After a failure
+// it tries again with a growing, bounded and jittered wait, and says since when and
+// why it knows nothing new; a missing right is an error like any other here, for the
+// user to judge. None of it touches a lease or a fence: a Feed only reads.
+//
+// A watch over a connection that died without a word is silent until client-go's
+// pings give it up, some 45 s later. LastHeard is for those who cannot wait so long.
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
+package follow
