@@ -153,8 +153,11 @@ type Transition struct {
 }
 
 // Detail is what the transition's event says: the alert, and the silence that it
-// is about.
+// is about; that groups are folded is about no alert.
 func (t *Transition) Detail() any {
+	if a := &t.Alert; t.Kind == TypeFolded {
+		return event.GroupsFoldedDetail{Rule: a.Rule, RuleID: a.RuleID, RuleVersion: a.RuleVersion, Cluster: a.Cluster, Stream: a.Stream, Group: a.Group, Groups: a.Count}
+	}
 	if t.Silence == "" {
 		return &t.Alert
 	}

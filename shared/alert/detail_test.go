@@ -56,3 +56,25 @@ func TestDetailOfAlerts(t *testing.T) {
 		t.Errorf("%v\n%s, told\n%s", err, again, b)
 	}
 }
+
+// That groups are folded is about no alert: its detail has no member of one that is
+// empty.
+func TestDetailOfFolding(t *testing.T) {
+	t.Parallel()
+	s := NewStream(testStream, NewSet([]*Compiled{rule(t, "name: each\non: [x.a]\ngroup_by: {g: event.subject.name}\n")}, nil), Position{}, nil)
+	s.MaxGroups = 2
+	for _, e := range number([]event.Event{fact(0, "x.a", "a"), fact(0, "x.a", "b"), fact(0, "x.a", "c")}) {
+		s.Judge(NewVars(&e, nil), never)
+	}
+	for _, x := range s.Take().Told {
+		if x.Kind != TypeFolded {
+			continue
+		}
+		want := `{"rule":"each","rule_id":"` + ShippedID("each") + `","rule_version":1,"cluster":"` + testStream + `","stream":"` + testStream + `","group":{"g":"(other)"},"groups":3}`
+		if d := cmp.Diff(want, string(encode(t, x.Detail()))); d != "" {
+			t.Error(d)
+		}
+		return
+	}
+	t.Error("it is not told")
+}

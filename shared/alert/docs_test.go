@@ -114,7 +114,7 @@ func TestDocsNameTheLimits(t *testing.T) {
 	text, _ := readDocs(t)
 	for _, want := range []string{
 		fmt.Sprintf("at most %d KB", MaxRuleBytes>>10), fmt.Sprintf("At most %s rules", thousands(MaxRules)), fmt.Sprintf("required, %d bytes", MaxNameBytes),
-		fmt.Sprintf("what it means | %d KB", MaxTextBytes>>10), fmt.Sprintf("a link | %d KB", MaxShortBytes>>10), fmt.Sprintf("%d, values of %d KB", MaxLabels, MaxShortBytes>>10),
+		fmt.Sprintf("what it means | %d KB", MaxTextBytes>>10), fmt.Sprintf("begins with `/` | %d KB", MaxShortBytes>>10), fmt.Sprintf("%d, values of %d KB", MaxLabels, MaxShortBytes>>10),
 		fmt.Sprintf("all; %d |", MaxClusters), fmt.Sprintf("required, %d |", MaxOn), fmt.Sprintf("all; %d KB", MaxExprBytes>>10), fmt.Sprintf("%d keys", MaxKeys),
 		fmt.Sprintf("1; %s |", thousands(MaxCount)), fmt.Sprintf("at most %s |", thousands(MaxDistinct)), fmt.Sprintf("2 to %d", MaxChanges), fmt.Sprintf("not told | %d |", MaxInhibitors),
 		fmt.Sprintf("from %d s to %d d", int(MinSpan.Seconds()), int(MaxSpan.Hours()/24)), fmt.Sprintf("longer of %d m", int(DefaultQuiet.Minutes())), fmt.Sprintf("at most %s of CEL's", thousands(MaxCost)),

@@ -278,7 +278,7 @@ func (s *Stream) adopt(c *Compiled, g *Group, seq, clock int64) {
 		return
 	}
 	s.Meter.Folded++
-	v := Alert{Rule: c.Rule.Name, RuleID: c.ID, RuleVersion: c.Version, Stream: s.Name, Group: s.groupOf(c, g), Folded: true, Severity: event.Warning}
+	v := Alert{Rule: c.Rule.Name, RuleID: c.ID, RuleVersion: c.Version, Stream: s.Name, Group: s.groupOf(c, g), Folded: true, Count: int64(s.perRule[c.ID])}
 	if s.Name != PlaneCluster {
 		v.Cluster = s.Name
 	}

@@ -178,6 +178,17 @@ type AlertDetail struct {
 	Silence      string            `json:"silence,omitempty" doc:"Of alert.silenced and alert.unsilenced: id of the silence"`
 }
 
+// GroupsFoldedDetail is the detail of alert.groups_folded.
+type GroupsFoldedDetail struct {
+	Rule        string            `json:"rule"`
+	RuleID      string            `json:"rule_id"`
+	RuleVersion int64             `json:"rule_version"`
+	Cluster     string            `json:"cluster,omitempty" doc:"The cluster's id; absent: the plane"`
+	Stream      string            `json:"stream"`
+	Group       map[string]string `json:"group" doc:"The key of the one group that stands for those over the limit"`
+	Groups      int64             `json:"groups" doc:"How many groups there are then, that one among them"`
+}
+
 // AlertEvidence is an event by which an alert came about.
 type AlertEvidence struct {
 	Event    string    `json:"event" doc:"Its id"`
