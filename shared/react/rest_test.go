@@ -102,3 +102,49 @@ func TestStreamsAreLetGo(t *testing.T) {
 		t.Errorf("%d streams are at hand", n)
 	}
 }
+
+// An item of a rule that cannot be read rests that rule alone; it can be replaced
+// and deleted.
+func TestStoredRulesThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	made := b.rule("name: one\non: [x.bad]\nresolve_after: 5m\n")
+	b.rule("name: two\non: [x.bad]\nresolve_after: 5m\n")
+	shipped := alert.ShippedRules()[0]
+	damage := func(id string) {
+		t.Helper()
+		it, err := b.db.Get(t.Context(), record.RuleKey(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.service.change(t.Context(), func() ([]ledger.Write, error) {
+			return []ledger.Write{{Expect: it.Version, Item: ledger.Item{Key: record.RuleKey(id), Data: []byte("{spoilt")}}}, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	damage(made.ID)
+	damage(shipped.ID)
+	b.tell("x.bad", "a")
+	b.follow()
+	if d := cmp.Diff([]string{"0s firing twomap[] condition_holds"}, b.told()); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+	if n := b.reactor.Metrics.Read().Faulty; n != 2 {
+		t.Errorf("counted %d rules", n)
+	}
+	for _, name := range []string{made.ID, shipped.Rule.Name} {
+		r, err := b.service.Rule(t.Context(), name)
+		if err != nil || len(r.Faults()) == 0 {
+			t.Errorf("rule %s: %v, %v", name, r.Faults(), err)
+		}
+	}	for _, name := range []string{made.ID, shipped.Rule.Name} {
+		if err := b.service.DeleteRule(t.Context(), call, name, 0); err != nil {
+			t.Errorf("delete rule %s: %v", name, err)
+		}
+	}
+	if r, err := b.service.Rule(t.Context(), shipped.Rule.Name); err != nil || len(r.Faults()) > 0 {
+		t.Errorf("rule %s: %v, %v", shipped.Rule.Name, r.Faults(), err)
+	}
+}

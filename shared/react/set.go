@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/opsplane/opsplane/shared/alert"
@@ -60,12 +61,16 @@ func (r *rules) load(ctx context.Context, st *record.Store, version int64, fault
 	var list []*alert.Compiled
 	var resting []string
 	own, overrides, kept := map[string]bool{}, map[string]stored{}, make(map[string]compiled, len(items))
+	unread := map[string]bool{}
 	for _, it := range items {
 		c, ok := r.compiled[it.SK]
 		if !ok || c.version != it.Version {
 			s, err := record.Decode[stored](it)
-			if err != nil {
-				return nil, "", err
+			if err != nil { // one that cannot be read holds up no other
+				id := ruleID(it)
+				faulty(id, err)
+				unread[id], resting = true, append(resting, id)
+				continue
 			}
 			c = compiled{version: it.Version, override: s, id: s.ID}
 			if s.Override == nil {
@@ -87,7 +92,7 @@ func (r *rules) load(ctx context.Context, st *record.Store, version int64, fault
 		own[c.override.Rule.Name] = true
 	}
 	for _, sh := range alert.ShippedRules() {
-		if own[sh.Rule.Name] {
+		if own[sh.Rule.Name] || unread[sh.ID] {
 			continue
 		}
 		v := shippedView(sh, overrides[sh.ID])
@@ -142,12 +147,13 @@ func each(ctx context.Context, l ledger.Reader, pk, prefix string, f func(ledger
 // its name.
 func loadRules(ctx context.Context, st *record.Store) ([]Rule, error) {
 	own := map[string]bool{}
-	overrides := map[string]stored{}
+	overrides, unread := map[string]stored{}, map[string]int64{}
 	var out []Rule
 	err := each(ctx, st.Ledger, record.RulesPK, "rule#", func(it ledger.Item) error {
 		s, err := record.Decode[stored](it)
 		if err != nil {
-			return err
+			unread[ruleID(it)] = it.Version
+			return nil
 		}
 		s.revision = it.Version
 		if s.Override != nil {
@@ -162,9 +168,21 @@ func loadRules(ctx context.Context, st *record.Store) ([]Rule, error) {
 		return nil, err
 	}
 	for _, sh := range alert.ShippedRules() {
-		if !own[sh.Rule.Name] {
+		revision, damaged := unread[sh.ID]
+		switch {
+		case own[sh.Rule.Name]:
+		case damaged: // an override or a deletion replaces what cannot be read
+			out = append(out, Rule{ID: sh.ID, Rule: alert.Rule{Name: sh.Rule.Name}, Revision: revision, Shipped: true, Override: &alert.Override{}})
+			delete(unread, sh.ID)
+		default:
 			out = append(out, shippedView(sh, overrides[sh.ID]))
 		}
 	}
+	for id, revision := range unread { // by its id: nobody knows its name
+		out = append(out, Rule{ID: id, Rule: alert.Rule{Name: id}, Revision: revision})
+	}
 	return out, nil
 }
+
+// ruleID is the id of the rule that an item has.
+func ruleID(it ledger.Item) string { return strings.TrimPrefix(it.SK, record.RuleKey("").SK) }

@@ -78,7 +78,7 @@ func TestReportedEvents(t *testing.T) {
 		t.Errorf("answer %+v", r)
 	}
 	evs := p.events("")
-	want := "agent.online" + strings.Repeat(" node.ready", 4) + " stream.gap node.ready node.ready node.ready agent.online node.ready"
+	want := "agent.online" + strings.Repeat(" node.ready", 4) + " stream.gap node.ready node.ready stream.gap stream.gap node.ready agent.restarted agent.online node.ready"
 	if got := types(evs); got != want {
 		t.Errorf("stream: %s\nwant    %s", got, want)
 	}
