@@ -139,7 +139,8 @@ func TestStoredRulesThatCannotBeRead(t *testing.T) {
 		if err != nil || len(r.Faults()) == 0 {
 			t.Errorf("rule %s: %v, %v", name, r.Faults(), err)
 		}
-	}	for _, name := range []string{made.ID, shipped.Rule.Name} {
+	}
+	for _, name := range []string{made.ID, shipped.Rule.Name} {
 		if err := b.service.DeleteRule(t.Context(), call, name, 0); err != nil {
 			t.Errorf("delete rule %s: %v", name, err)
 		}
