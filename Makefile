@@ -17,9 +17,9 @@ build: ## build bin/opsplane (the engine and its tools) and bin/opsplane-agent
 	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/opsplane ./infra/local/opsplane
 	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/opsplane-agent ./agent
 
-up: ## start the engine with a simulated GPU fleet (ADDR=127.0.0.1:8080 DATA=data)
+up: ## start the engine with a simulated GPU fleet (ADDR=127.0.0.1:8080 DATA=data FLAGS='--webhook-allow 127.0.0.0/8')
 	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/opsplane ./infra/local/opsplane
-	@exec $(BIN)/opsplane up --demo --addr "$(ADDR)" --data "$(DATA)"
+	@exec $(BIN)/opsplane up --demo --addr "$(ADDR)" --data "$(DATA)" $(FLAGS)
 
 demo-alerts: build ## a night in a minute: what the shipped rules tell, compared with infra/docs/night.txt
 	@$(GO) run ./infra/local/night

@@ -59,6 +59,7 @@ type program struct {
 	metered   bool
 	estimate  uint64 // its most, by assumed sizes
 	needsSpec bool
+	pointer   string // its field in the rule
 
 	// Of one that is not metered: it again, metered, how often it ran, and what it
 	// cost when that was measured last.
@@ -100,7 +101,7 @@ func compile(f *Faults, pointer, expr string, want *cel.Type, metered bool) *pro
 		*f = append(*f, Fault{pointer, 1, 1, CodeType, fmt.Sprintf("must give a %s, gives a %s", want, t)})
 		return nil
 	}
-	p := &program{}
+	p := &program{pointer: pointer}
 	if !patterns(f, pointer, ast, p) {
 		return nil
 	}
@@ -186,7 +187,7 @@ func (p *program) bool(v *Vars, m *Meter) bool {
 	out := p.eval(v, m)
 	b, ok := out.(types.Bool)
 	if out != nil && !ok {
-		m.Errors++
+		m.fail(p, v, fmt.Sprintf("gives a %T, not a bool", out))
 	}
 	return ok && bool(b)
 }
@@ -196,7 +197,7 @@ func (p *program) string(v *Vars, m *Meter) (s string, ok bool) {
 	out := p.eval(v, m)
 	x, ok := out.(types.String)
 	if out != nil && !ok {
-		m.Errors++
+		m.fail(p, v, fmt.Sprintf("gives a %T, not a string", out))
 	}
 	return string(x), ok
 }
@@ -217,7 +218,7 @@ func (p *program) eval(v *Vars, m *Meter) any {
 	}
 	m.Cost += p.cost.Load()
 	if err != nil {
-		m.Errors++
+		m.fail(p, v, err.Error())
 		return nil
 	}
 	return out
@@ -235,6 +236,29 @@ type Meter struct {
 	Timers    int64 // timers that came
 	// Failed are the Errors by the rule's name.
 	Failed map[string]int64
+	// Keep is how many of the Errors are kept in First, as they come.
+	Keep  int
+	First []Failure
+}
+
+// Failure is that an expression could not be evaluated.
+type Failure struct {
+	Event string `json:"event" doc:"Id of the event"`
+	Field string `json:"field" doc:"Pointer to the expression in the rule"`
+	Error string `json:"error"`
+}
+
+// maxFailure bounds what is kept of an error's text, in bytes.
+const maxFailure = 256
+
+func (m *Meter) fail(p *program, v *Vars, why string) {
+	m.Errors++
+	if len(m.First) < m.Keep {
+		if len(why) > maxFailure {
+			why = cut(why, maxFailure)
+		}
+		m.First = append(m.First, Failure{v.e.ID, p.pointer, why})
+	}
 }
 
 func (m *Meter) failed(rule string, n int64) {

@@ -15,6 +15,7 @@ import (
 const (
 	MaxBacktestAlerts = 500
 	backtestBatch     = 1000
+	keptErrors        = 5
 )
 
 // Backtest says what to judge again.
@@ -40,7 +41,9 @@ type Backtested struct {
 	Judged   int64     `json:"judged"` // events
 	Matched  int64     `json:"matched"`
 	Errors   int64     `json:"errors"` // expressions that could not be evaluated
-	Folded   int64     `json:"folded"` // groups over the limit
+	// FirstErrors are the first of them, at most keptErrors.
+	FirstErrors []alert.Failure `json:"first_errors,omitempty"`
+	Folded      int64           `json:"folded"` // groups over the limit
 	// Cost is in CEL's units, Nanoseconds what judging took, reading apart.
 	Cost        int64 `json:"cost"`
 	Nanoseconds int64 `json:"nanoseconds"`
@@ -94,6 +97,7 @@ func (b *Backtested) add(o *Backtested) {
 	b.Judged += o.Judged
 	b.Matched += o.Matched
 	b.Errors += o.Errors
+	b.FirstErrors = append(b.FirstErrors, o.FirstErrors[:min(len(o.FirstErrors), keptErrors-len(b.FirstErrors))]...)
 	b.Folded += o.Folded
 	b.Cost += o.Cost
 	b.Nanoseconds += o.Nanoseconds
@@ -110,9 +114,11 @@ func (s *Service) backtest(ctx context.Context, set *alert.Set, stream string, b
 		return err
 	}
 	st := alert.NewStream(stream, set, alert.Position{Next: from}, nil)
+	st.Meter.Keep = keptErrors
 	never := func() bool { return false }
 	defer func() {
 		m := st.Meter
+		out.FirstErrors = m.First
 		out.Judged, out.Matched, out.Errors, out.Folded, out.Cost = m.Judged, m.Matched, m.Errors, m.Folded, m.Cost
 	}()
 	place := map[string]int{}
