@@ -34,6 +34,22 @@ func (r *Rule) CheckSaved(names []string) error {
 	return f.orNil()
 }
 
+// Types are the types and families that the rule's clauses name, each once.
+func (r *Rule) Types() []string {
+	out := slices.Clone(r.On)
+	if a := r.Absence; a != nil {
+		out = append(out, a.Expect.On...)
+	}
+	if w := r.While; w != nil {
+		out = append(append(out, w.Begin.On...), w.End.On...)
+	}
+	if c := r.ResolveWhen; c != nil {
+		out = append(out, c.On...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 // link tells whether a URL is one that people can follow.
 func link(u *url.URL) bool {
 	switch u.Scheme {

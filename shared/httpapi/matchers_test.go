@@ -106,3 +106,19 @@ func TestStatesByCommas(t *testing.T) {
 	p.do("", "GET", "/docs/runbooks/fatal-xid", nil).want(200)
 	p.do("", "GET", "/docs/runbooks/none", nil).problem(404, problem.NotFound)
 }
+
+// A type that is in no catalogue is taken, and warned of; no shipped rule has one.
+func TestRulesWarnOfUnknownTypes(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	made := p.do("admin", "POST", "/v1/rules", "name: hot\non: [node.not_redy, node.*, x.*]\nresolve_when: {on: [node.ready, node.good]}\n", "Content-Type: application/yaml").want(201)
+	want := []any{"event type node.good is in no catalogue: nothing known tells it", "event type node.not_redy is in no catalogue: nothing known tells it"}
+	if d := cmp.Diff(want, made.j["warnings"]); d != "" {
+		t.Error(d)
+	}
+	for _, r := range p.do("viewer", "GET", "/v1/rules?shipped=true", nil).want(200).items() {
+		if w := r["warnings"].([]any); len(w) != 0 {
+			t.Errorf("%v: %v", r["id"], w)
+		}
+	}
+}

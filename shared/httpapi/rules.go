@@ -13,6 +13,7 @@ import (
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/react"
 )
@@ -75,6 +76,7 @@ type storedRuleView struct {
 	UpdatedAt *time.Time       `json:"updated_at"`
 	UpdatedBy *operation.Actor `json:"updated_by"`
 	Faults    alert.Faults     `json:"faults,omitempty" doc:"Why it judges nothing: another version of the plane took it. Its alerts stay as they are"`
+	Warnings  []string         `json:"warnings" nullable:"false" doc:"What may be a slip: types that are in no catalogue"`
 	Links     ruleLinks        `json:"links"`
 }
 
@@ -85,6 +87,7 @@ type ruleLinks struct {
 func viewRule(r react.Rule) storedRuleView {
 	v := storedRuleView{ID: r.ID, Rule: r.Rule, Version: r.Version, Digest: r.Digest, Shipped: r.Shipped, Override: r.Override, Faults: r.Faults(),
 		Links: ruleLinks{Alerts: alertsPath + "?rule=" + r.Rule.Name}}
+	v.Warnings = warningsOf(&r.Rule)
 	enabled := r.Rule.IsEnabled()
 	v.Rule.Enabled = &enabled                                       // said, also where it is by itself
 	if v.Override != nil && reflect.ValueOf(*v.Override).IsZero() { // taken back
@@ -97,6 +100,18 @@ func viewRule(r react.Rule) storedRuleView {
 		v.UpdatedAt, v.UpdatedBy = &r.UpdatedAt, &r.UpdatedBy
 	}
 	return v
+}
+
+// warningsOf tells which types a rule names that no catalogue has: an agent that is
+// newer may tell them, or they are misspelt.
+func warningsOf(r *alert.Rule) []string {
+	out := []string{}
+	for _, t := range r.Types() {
+		if _, known := event.Lookup(t); !known && !strings.HasSuffix(t, ".*") {
+			out = append(out, "event type "+t+" is in no catalogue: nothing known tells it")
+		}
+	}
+	return out
 }
 
 type ruleOutput struct {

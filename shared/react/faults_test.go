@@ -67,19 +67,19 @@ func (l *crasher) Commit(ctx context.Context, ws ...ledger.Write) error {
 }
 
 const crashRules = `
-name: a-low
-on: [x.bad]
-group_by: {g: event.subject.name}
-for: 2m
-resolve_when: {on: [x.good]}
-inhibited_by: [{rule: b-high, equal: [g]}]
-|
 name: b-high
 on: [x.bad]
 group_by: {g: event.subject.name}
 count: 2
 window: 5m
 resolve_after: 3m
+|
+name: a-low
+on: [x.bad]
+group_by: {g: event.subject.name}
+for: 2m
+resolve_when: {on: [x.good]}
+inhibited_by: [{rule: b-high, equal: [g]}]
 `
 
 // night plays a short night, in which everything happens once; a step that fails
