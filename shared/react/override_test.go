@@ -10,8 +10,8 @@ import (
 	"github.com/opsplane/opsplane/shared/alert"
 )
 
-// An override, like a changed rule, says what becomes of alerts that are open, and
-// ends them when it does not say.
+// An override, like a changed rule, says what becomes of alerts that are open; when
+// it does not, they go on, as the shipped rules say.
 func TestOverrideOnChange(t *testing.T) {
 	t.Parallel()
 	fired := "0s firing device-degraded" + "map[device:nod_gpu] condition_holds"
@@ -20,7 +20,7 @@ func TestOverrideOnChange(t *testing.T) {
 		o    alert.Override
 		want []string
 	}{
-		{"says nothing", alert.Override{ResolveAfter: alert.Duration(2 * time.Hour)}, []string{fired, "1m0s resolved device-degradedmap[device:nod_gpu] rule_changed"}},
+		{"says nothing", alert.Override{ResolveAfter: alert.Duration(2 * time.Hour)}, []string{fired, "2h1m0s resolved device-degradedmap[device:nod_gpu] quiet"}},
 		{"resolve", alert.Override{ResolveAfter: alert.Duration(2 * time.Hour), OnChange: alert.OnChangeResolve}, []string{fired, "1m0s resolved device-degradedmap[device:nod_gpu] rule_changed"}},
 		{"keep", alert.Override{ResolveAfter: alert.Duration(2 * time.Hour), OnChange: alert.OnChangeKeep}, []string{fired, "2h1m0s resolved device-degradedmap[device:nod_gpu] quiet"}},
 	} {
@@ -31,7 +31,7 @@ func TestOverrideOnChange(t *testing.T) {
 			b.follow()
 			b.advance(time.Minute)
 			got, err := b.service.OverrideRule(t.Context(), call, "device-degraded", 0, tt.o)
-			if err != nil || got.Rule.OnChange != tt.o.OnChange || got.Override.OnChange != tt.o.OnChange {
+			if err != nil || got.Rule.OnChange == alert.OnChangeKeep != (tt.o.OnChange != alert.OnChangeResolve) || got.Override.OnChange != tt.o.OnChange {
 				t.Fatalf("%+v, %v", got, err)
 			}
 			b.follow()
