@@ -70,8 +70,8 @@ func TestWritableHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		answer := make(chan struct{})
-		tries := 0
-		w := &writable{last: func() ledgersqlite.Outcome { return ledgersqlite.Outcome{} }, try: func() error { tries++; <-answer; return nil }}
+		var tries atomic.Int32
+		w := &writable{last: func() ledgersqlite.Outcome { return ledgersqlite.Outcome{} }, try: func() error { tries.Add(1); <-answer; return nil }}
 		took := func() time.Duration {
 			t.Helper()
 			began := time.Now()
@@ -84,13 +84,13 @@ func TestWritableHangs(t *testing.T) {
 			t.Errorf("told after %s", d)
 		}
 		time.Sleep(time.Minute)
-		if d := took(); d != 0 || tries != 1 {
-			t.Errorf("told after %s, %d writes", d, tries)
+		if d := took(); d != 0 || tries.Load() != 1 {
+			t.Errorf("told after %s, %d writes", d, tries.Load())
 		}
 		close(answer)
 		synctest.Wait()
-		if err := w.refuses(t.Context()); err != nil || tries != 1 {
-			t.Errorf("answered: %v, %d writes", err, tries)
+		if err := w.refuses(t.Context()); err != nil || tries.Load() != 1 {
+			t.Errorf("answered: %v, %d writes", err, tries.Load())
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		time.Sleep(writeFresh)
