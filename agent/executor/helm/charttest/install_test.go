@@ -14,6 +14,7 @@ import (
 	"helm.sh/helm/v4/pkg/cli"
 	"helm.sh/helm/v4/pkg/kube"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -177,16 +178,25 @@ func (i *installed) keepsToItsTrade(r *kuberig.Rig) {
 		i.t.Fatal(err)
 	}
 	node, ns := r.Node("cordoned").Name, r.Namespace()
-	r.Deployment(ns, "web", 1, kuberig.OnNode(node))
+	r.Deployment(ns, "web", 1, kuberig.OnNode(node), kuberig.Spec(func(meta *metav1.ObjectMeta, _ *corev1.PodSpec) {
+		metav1.SetMetaDataAnnotation(meta, "prometheus.io/scrape", "true")
+	}))
+	r.StatefulSet(ns, "db", 1, kuberig.OnNode(node))
 	ctx := i.t.Context()
 	deployment := func(patch string) error {
 		_, err := agent.AppsV1().Deployments(ns).Patch(ctx, "web", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	set := func(patch string) error {
+		_, err := agent.AppsV1().StatefulSets(ns).Patch(ctx, "db", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
 		return err
 	}
 	nodes := func(patch string) error {
 		_, err := agent.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
 		return err
 	}
+	// The garbage collector deletes what has one.
+	const deadOwner = `[{"apiVersion":"v1","kind":"ConfigMap","name":"gone","uid":"00000000-0000-4000-8000-000000000000"}]`
 	const image = `{"spec":{"template":{"spec":{"containers":[{"name":"main","image":"evil"}]}}}}`
 	r.Await("the policy is in force", func(context.Context) (bool, error) {
 		_, err := agent.AppsV1().Deployments(ns).Patch(ctx, "web", types.StrategicMergePatchType, []byte(image), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
@@ -197,18 +207,41 @@ func (i *installed) keepsToItsTrade(r *kuberig.Rig) {
 		patch string
 		may   bool
 	}{
-		"restart":           {deployment, `{"metadata":{"annotations":{"opsplane.io/mark":"x"}},"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":"2026-01-01T00:00:00Z","opsplane.io/mark":"x"}}}}}`, true},
-		"undo a restart":    {deployment, `{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":null,"opsplane.io/mark":null}}}}}`, true},
-		"another image":     {deployment, image, false},
-		"another account":   {deployment, `{"spec":{"template":{"spec":{"serviceAccountName":"admin"}}}}`, false},
-		"a privileged pod":  {deployment, `{"spec":{"template":{"spec":{"hostPID":true}}}}`, false},
-		"other labels":      {deployment, `{"spec":{"template":{"metadata":{"labels":{"team":"x"}}}}}`, false},
-		"scale":             {deployment, `{"spec":{"replicas":0}}`, false},
-		"cordon":            {nodes, `{"metadata":{"annotations":{"opsplane.io/cordon":"{}","opsplane.io/mark":"x"}},"spec":{"unschedulable":true}}`, true},
-		"label a node":      {nodes, `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, false},
-		"taint a node":      {nodes, `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`, false},
-		"annotate a node":   {nodes, `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/scale-down-disabled":"true"}}}`, false},
-		"uncordon the node": {nodes, `{"metadata":{"annotations":{"opsplane.io/cordon":null}},"spec":{"unschedulable":null}}`, true},
+		"restart":            {deployment, `{"metadata":{"annotations":{"opsplane.io/mark":"x"}},"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":"2026-01-01T00:00:00Z","opsplane.io/mark":"x"}}}}}`, true},
+		"undo a restart":     {deployment, `{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":null,"opsplane.io/mark":null}}}}}`, true},
+		"another image":      {deployment, image, false},
+		"another account":    {deployment, `{"spec":{"template":{"spec":{"serviceAccountName":"admin"}}}}`, false},
+		"a privileged pod":   {deployment, `{"spec":{"template":{"spec":{"hostPID":true}}}}`, false},
+		"other labels":       {deployment, `{"spec":{"template":{"metadata":{"labels":{"team":"x"}}}}}`, false},
+		"scale":              {deployment, `{"spec":{"replicas":0}}`, false},
+		"another proxy":      {deployment, `{"spec":{"template":{"metadata":{"annotations":{"sidecar.istio.io/proxyImage":"evil"}}}}}`, false},
+		"an injector":        {deployment, `{"spec":{"template":{"metadata":{"annotations":{"vault.hashicorp.com/agent-inject":"true"}}}}}`, false},
+		"no AppArmor":        {deployment, `{"spec":{"template":{"metadata":{"annotations":{"container.apparmor.security.beta.kubernetes.io/main":"unconfined"}}}}}`, false},
+		"drop an injector":   {deployment, `{"spec":{"template":{"metadata":{"annotations":{"prometheus.io/scrape":null}}}}}`, false},
+		"change an injector": {deployment, `{"spec":{"template":{"metadata":{"annotations":{"prometheus.io/scrape":"false"}}}}}`, false},
+		"pods that stay":     {deployment, `{"spec":{"template":{"metadata":{"finalizers":["example.com/x"]}}}}`, false},
+		"a dead owner":       {deployment, `{"metadata":{"ownerReferences":` + deadOwner + `}}`, false},
+		"a finalizer":        {deployment, `{"metadata":{"finalizers":["example.com/x"]}}`, false},
+		"label a workload":   {deployment, `{"metadata":{"labels":{"app.kubernetes.io/instance":"x"}}}`, false},
+		"annotate it":        {deployment, `{"metadata":{"annotations":{"argocd.argoproj.io/tracking-id":"x"}}}`, false},
+		"pause":              {deployment, `{"spec":{"paused":true}}`, false},
+		"all at once":        {deployment, `{"spec":{"strategy":{"rollingUpdate":{"maxUnavailable":"100%"}}}}`, false},
+		"another strategy":   {deployment, `{"spec":{"strategy":{"$retainKeys":["type"],"type":"Recreate"}}}`, false},
+		"never available":    {deployment, `{"spec":{"minReadySeconds":500}}`, false},
+		"no way back":        {deployment, `{"spec":{"revisionHistoryLimit":0}}`, false},
+		"no deadline":        {deployment, `{"spec":{"progressDeadlineSeconds":9999}}`, false},
+		"restart a set":      {set, `{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":"2026-01-01T00:00:00Z","opsplane.io/mark":"x"}}}}}`, true},
+		"an owner of a set":  {set, `{"metadata":{"ownerReferences":` + deadOwner + `}}`, false},
+		"lose its volumes":   {set, `{"spec":{"persistentVolumeClaimRetentionPolicy":{"whenDeleted":"Delete"}}}`, false},
+		"on delete alone":    {set, `{"spec":{"updateStrategy":{"$retainKeys":["type"],"type":"OnDelete"}}}`, false},
+		"renumber":           {set, `{"spec":{"ordinals":{"start":5}}}`, false},
+		"an owner of a node": {nodes, `{"metadata":{"ownerReferences":` + deadOwner + `}}`, false},
+		"a node that stays":  {nodes, `{"metadata":{"finalizers":["example.com/x"]}}`, false},
+		"cordon":             {nodes, `{"metadata":{"annotations":{"opsplane.io/cordon":"{}","opsplane.io/mark":"x"}},"spec":{"unschedulable":true}}`, true},
+		"label a node":       {nodes, `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, false},
+		"taint a node":       {nodes, `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`, false},
+		"annotate a node":    {nodes, `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/scale-down-disabled":"true"}}}`, false},
+		"uncordon the node":  {nodes, `{"metadata":{"annotations":{"opsplane.io/cordon":null}},"spec":{"unschedulable":null}}`, true},
 	} {
 		if err := c.do(c.patch); (err == nil) != c.may {
 			i.t.Errorf("%s: %v, may: %v", name, err, c.may)

@@ -123,3 +123,13 @@ name, and the pods that use it are new. */}}
 {{- define "opsplane-agent.configName" -}}
 {{- printf "%s-%s" (include "opsplane-agent.fullname" .) (include "opsplane-agent.config" . | sha256sum | trunc 10) -}}
 {{- end -}}
+
+{{/*
+CEL that tells that a map is what it was but for some keys: the map, the map as it
+was, and what holds of a key k that may change, come and go.
+*/}}
+{{- define "opsplane-agent.same" -}}
+{{- $now := index . 0 }}{{ $was := index . 1 }}{{ $free := index . 2 -}}
+{{ $now }}.all(k, {{ $free }} || k in {{ $was }} && {{ $now }}[k] == {{ $was }}[k]) &&
+{{ $was }}.all(k, {{ $free }} || k in {{ $now }})
+{{- end }}
