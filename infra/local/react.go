@@ -21,6 +21,9 @@ const (
 	// judgeAtOnce bounds the streams that are judged at a time, those that hang
 	// apart.
 	judgeAtOnce = 8
+	// doubtAfter is how long no stream need be judged, while one cannot be, until all
+	// are to see whether any can: well before the reactor counts as silent.
+	doubtAfter = watchdogAfter / 3
 )
 
 // judges has streams judged beside whoever finds that they should be - the feed,
@@ -55,20 +58,22 @@ func (j *judges) want(streams ...string) {
 }
 
 // over notes how judging a stream ended, and tells whether it is to be judged once
-// more. What failed is not: it comes again by itself.
-func (j *judges) over(stream string, failed, hung bool) (again bool) {
+// more, at once or, after it failed, later: whoever wanted it meanwhile may have taken
+// it for one that is tried again anyway.
+func (j *judges) over(stream string, failed, hung bool) (again, later bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	delete(j.hung, stream)
 	if hung {
 		j.hung[stream] = true
 	}
-	if again = j.busy[stream] && !failed; again {
+	wanted := j.busy[stream]
+	if wanted && !failed {
 		j.busy[stream] = false
-	} else {
-		delete(j.busy, stream)
+		return true, false
 	}
-	return again
+	delete(j.busy, stream)
+	return false, wanted
 }
 
 // stuck notes that the time of a stream is over, and tells whether it is being judged
@@ -118,6 +123,13 @@ func (b *behind) caughtUp(stream string) {
 	defer b.mu.Unlock()
 	delete(b.streams, stream)
 	delete(b.since, stream)
+}
+
+// any tells whether a stream is behind.
+func (b *behind) any() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.since) > 0
 }
 
 // longer tells how many streams have been behind for longer than d, and since when
@@ -187,7 +199,10 @@ func (e *Engine) judge(ctx context.Context, stream string) {
 		case e.judges.slots <- struct{}{}:
 			failed, hung = e.judgeOnce(ctx, stream)
 		}
-		again = e.judges.over(stream, failed, hung)
+		var later bool
+		if again, later = e.judges.over(stream, failed, hung); later && ctx.Err() == nil {
+			e.behind.add(stream)
+		}
 	}
 }
 
@@ -216,8 +231,6 @@ func (e *Engine) judgeOnce(ctx context.Context, stream string) (failed, hung boo
 		e.reactorLives()
 		e.judges.want(stream) // it is slow, and goes on
 		return false, false
-	case !hung:
-		e.reactorLives()
 	}
 	e.behind.add(stream)
 	e.opts.Logger.Error("a stream could not be judged", "stream", stream, "hung", hung, "err", err)
@@ -225,16 +238,16 @@ func (e *Engine) judgeOnce(ctx context.Context, stream string) (failed, hung boo
 }
 
 // feedLives says that the reactor lives when its feed came round, unless something
-// hangs of which nobody knows whether it is all streams.
+// hangs or fails of which nobody knows whether it is all streams.
 func (e *Engine) feedLives() {
-	if busy, hung := e.judges.waits(); !busy && !hung {
+	if busy, hung := e.judges.waits(); !busy && !hung && !e.behind.any() {
 		e.reactorLives()
 	}
 }
 
 // reactLoop has all streams judged once, for what happened while nobody did, and
-// from then on those again that could not be - and all when one hangs, which tells
-// whether others can be judged. It ends when ctx does and none is judged any more.
+// from then on those again that could not be - and all when one hangs, or fails while
+// none was judged lately, which tells whether others can be judged. It ends when ctx does and none is judged any more.
 func (e *Engine) reactLoop(ctx context.Context) {
 	var wg sync.WaitGroup
 	e.judges.mu.Lock()
@@ -260,6 +273,6 @@ func (e *Engine) reactLoop(ctx context.Context) {
 		}
 		e.judges.want(e.behind.take()...)
 		_, hung := e.judges.waits()
-		all = all || hung
+		all = all || hung || e.behind.any() && time.Since(e.reactorSince()) > doubtAfter
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// pulse is when the reactor was last seen alive: a stream was judged, or could not be
-// and did not hang; its feed came round and there was nothing to judge; or events
-// were judged meanwhile, as when it catches up.
+// pulse is when the reactor was last seen alive: a stream was judged; its feed came
+// round, and there was nothing to judge and nothing that could not be; or events were
+// judged meanwhile, as when it catches up.
 type pulse struct {
 	mu     sync.Mutex
 	at     time.Time
