@@ -17,20 +17,27 @@ const DeniedFor = 5 * time.Second
 
 const (
 	deniedPause = 500 * time.Millisecond // between two tries
-	maxDenied   = 1_000                  // operations that are remembered
+	// deniedApart is how far apart two denials are of one occasion: an operation may
+	// meet an API server that restarts more than once in the hours that it waits.
+	deniedApart = 2 * DeniedFor
+	maxDenied   = 1_000 // operations that are remembered
 )
 
 // Denials are the operations that a right was missing for, and since when. The
 // zero value is ready.
 type Denials struct {
-	mu    sync.Mutex
-	since map[string]time.Time
+	mu     sync.Mutex
+	denied map[string]denied // by operation
 }
+
+// denied is when a right was missing for an operation, without a longer pause.
+type denied struct{ since, last time.Time }
 
 // Lenient wraps a step so that a missing right ends it only once it is believed.
 func (d *Denials) Lenient(now func() time.Time, f func(ctx context.Context, t *executor.Task) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
 	return func(ctx context.Context, t *executor.Task) executor.Outcome {
-		o, first := d.Believed(now(), t.Assignment, f(ctx, t))
+		o := f(ctx, t)
+		o, first := d.Believed(now(), t.Assignment, o)
 		if first {
 			t.Note(o.ErrorCode, o.Detail)
 		}
@@ -38,28 +45,34 @@ func (d *Denials) Lenient(now func() time.Time, f func(ctx context.Context, t *e
 	}
 }
 
-// Believed turns a missing right into waiting, as long as it is not believed. first:
-// it was not missing before.
+// Believed turns a missing right into waiting, as long as it is not believed: until
+// the operation has met it for DeniedFor, without a pause of twice that. first: it
+// was not missing just before.
 func (d *Denials) Believed(now time.Time, a *protocol.Assignment, o executor.Outcome) (_ executor.Outcome, first bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	denied := o.ErrorCode == "forbidden" && o.Class == operation.OutcomePermanent
-	since, before := d.since[a.Operation]
-	switch {
-	case !denied:
+	if o.ErrorCode != "forbidden" || o.Class != operation.OutcomePermanent {
 		if o.Class == operation.OutcomeDone {
-			delete(d.since, a.Operation)
+			delete(d.denied, a.Operation)
 		}
-		return o, false
-	case !before:
-		if d.since == nil || len(d.since) > maxDenied {
-			d.since = map[string]time.Time{}
-		}
-		d.since[a.Operation] = now
-	case now.Sub(since) >= DeniedFor:
-		delete(d.since, a.Operation)
 		return o, false
 	}
+	was, before := d.denied[a.Operation]
+	if before && now.Sub(was.last) > deniedApart {
+		before = false
+	}
+	switch {
+	case !before:
+		if d.denied == nil || len(d.denied) > maxDenied {
+			d.denied = map[string]denied{}
+		}
+		was.since = now
+	case now.Sub(was.since) >= DeniedFor:
+		delete(d.denied, a.Operation)
+		return o, false
+	}
+	was.last = now
+	d.denied[a.Operation] = was
 	w := executor.Waiting(o.ErrorCode, o.Detail)
 	w.After, w.CommandID = deniedPause, o.CommandID
 	return w, !before

@@ -40,3 +40,46 @@ func TestDenialsAreBelievedWhenTheyLast(t *testing.T) {
 		t.Errorf("told %d times", notes)
 	}
 }
+
+// An operation that waits for hours may meet an API server that restarts several
+// times: each of them is another occasion. One that lasts is believed, however often
+// the step is tried meanwhile.
+func TestDenialsOfSeveralOccasions(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		runs []time.Duration // how long each try lasts until it is denied
+		want string          // of the last; the others wait
+		told int
+	}{
+		"restarts an hour apart":      {runs: []time.Duration{0, time.Hour, time.Hour}, want: operation.OutcomeWaiting, told: 3},
+		"restarts minutes apart":      {runs: []time.Duration{0, 0, 3 * time.Minute, 0}, want: operation.OutcomeWaiting, told: 2},
+		"within one restart":          {runs: []time.Duration{0, DeniedFor - 2*deniedPause}, want: operation.OutcomeWaiting, told: 1},
+		"it lasts":                    {runs: make([]time.Duration, DeniedFor/deniedPause+1), want: operation.OutcomePermanent, told: 1},
+		"it lasts, and a try is slow": {runs: []time.Duration{0, DeniedFor}, want: operation.OutcomePermanent, told: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var d Denials
+			now, notes := time.Now(), 0
+			tk := &executor.Task{Assignment: &protocol.Assignment{Operation: "op_1"}, Note: func(string, string) { notes++ }}
+			for i, lasts := range tc.runs {
+				step := d.Lenient(func() time.Time { return now }, func(context.Context, *executor.Task) executor.Outcome {
+					now = now.Add(lasts)
+					return executor.Permanent("forbidden", "cannot create pods/eviction")
+				})
+				want := operation.OutcomeWaiting
+				if i == len(tc.runs)-1 {
+					want = tc.want
+				}
+				o := step(t.Context(), tk)
+				if o.Class != want {
+					t.Fatalf("try %d: %+v", i+1, o)
+				}
+				now = now.Add(o.After)
+			}
+			if notes != tc.told {
+				t.Errorf("told %d times", notes)
+			}
+		})
+	}
+}

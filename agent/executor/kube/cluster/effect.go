@@ -31,6 +31,8 @@ type Reply struct {
 	Err        error         // nil when OK
 	RetryAfter time.Duration // what a 429 or 503 asked for; 0: nothing
 	Command    string        // the command's id
+	// MayHaveLanded: the call may have been done, although Err is all that is known.
+	MayHaveLanded bool
 }
 
 // NotFound tells whether the object is gone.
@@ -41,7 +43,7 @@ func (r Reply) NotFound() bool { return apierrors.IsNotFound(r.Err) }
 // says how.
 //
 // The outcome is set when the step cannot go on: the fence said no, the agent
-// lacks a right, the server could not be reached (nothing was sent) or its answer
+// lacks a right, the server could not be reached (nothing was done) or its answer
 // was lost. Every other answer is the caller's to judge: Conflict is an update
 // lost to another (or an object of another UID), Already a name that is taken,
 // Refused an object that is gone or a denial by admission, Throttled a 429, and
@@ -68,7 +70,7 @@ func unheard(err error) string {
 // Repeatable is Effect for a call that does no harm when it is issued again: a
 // lost answer is Timeout, for the caller to read the world and go on. An error of
 // the server is Failed, and a server that is away sets the outcome, whether or not
-// the call was done.
+// the call was done: of both MayHaveLanded tells whether that is open.
 func (c *Cluster) Repeatable(ctx context.Context, t *executor.Task, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
 	return c.issue(ctx, t, what, resource, name, false, f)
 }
@@ -96,15 +98,17 @@ func (c *Cluster) issue(ctx context.Context, t *executor.Task, what, resource, n
 	seen := &call{}
 	err = f(context.WithValue(under, keyCall, seen))
 	r := Reply{Category: classify(err, seen), Err: err, RetryAfter: seen.retryAfter, Command: id}
-	if once && mayHaveLanded(err) {
+	open := mayHaveLanded(err)
+	if once && open {
 		r.Category = Timeout
 	}
+	r.MayHaveLanded = open || r.Category == Timeout
 	var o *executor.Outcome
 	switch {
 	case r.Category == unsent:
 		r.Category = Failed
 		x := Broken(err)
-		if fenced.Err() != nil {
+		if fenced.Err() != nil && !open {
 			x = *fencedOff(id, executor.ErrFenced)
 		}
 		o = &x
@@ -125,7 +129,7 @@ func (c *Cluster) issue(ctx context.Context, t *executor.Task, what, resource, n
 	return r, o
 }
 
-// unsent: the request never left.
+// unsent: the request never left, or nobody who could have done it answered.
 const unsent = "unsent"
 
 // classify reads an error of one call. What is not known to have been refused
@@ -142,7 +146,7 @@ func classify(err error, seen *call) string {
 	case apierrors.IsTooManyRequests(err):
 		return Throttled
 	case apierrors.IsServiceUnavailable(err):
-		return unsent // answered before the request was looked at
+		return unsent // answered before the request was looked at, unless by a balancer
 	case apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err):
 		return Timeout
 	case apierrors.IsInternalError(err) || apierrors.ReasonForError(err) == "":

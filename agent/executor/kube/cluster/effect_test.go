@@ -221,19 +221,43 @@ func TestRepeatableLeavesALostAnswer(t *testing.T) {
 	}
 }
 
-// TestRepeatableGoesOnAfterAnError: what may be repeated is told as it was answered.
-func TestRepeatableGoesOnAfterAnError(t *testing.T) {
+// TestRepeatableTellsWhatIsOpen: what may be repeated is told as it was answered, and
+// whether it may have been done all the same.
+func TestRepeatableTellsWhatIsOpen(t *testing.T) {
 	t.Parallel()
-	s, c := setup(t)
-	s.answer = func(w http.ResponseWriter, _ *http.Request) { status(w, 500, "", "etcdserver: request timed out") }
-	if r, o := c.Repeatable(t.Context(), task(&record{}), "evict", "pod/uid", "web/web-0", evict(c)); o != nil || r.Category != Failed {
-		t.Errorf("500: %+v, %+v", r, o)
+	says := func(code int, reason metav1.StatusReason, message string) func(w http.ResponseWriter, _ *http.Request) {
+		return func(w http.ResponseWriter, _ *http.Request) { status(w, code, reason, message) }
 	}
-	s.answer = func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "no upstream", http.StatusServiceUnavailable)
-	}
-	if _, o := c.Repeatable(t.Context(), task(&record{}), "evict", "pod/uid", "web/web-0", evict(c)); o == nil || o.ErrorCode != "api_unavailable" {
-		t.Errorf("503: %+v", o)
+	for name, tt := range map[string]struct {
+		answer   func(w http.ResponseWriter, r *http.Request)
+		category string
+		code     string // of the outcome; empty: none
+		open     bool
+	}{
+		"done":            {answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }, category: OK},
+		"refused":         {answer: says(403, metav1.StatusReasonForbidden, "no"), category: Refused},
+		"throttled":       {answer: says(429, metav1.StatusReasonTooManyRequests, "busy"), category: Throttled},
+		"etcd":            {answer: says(500, "", "etcdserver: request timed out"), category: Failed, open: true},
+		"two budgets":     {answer: says(500, "", "This pod has more than one PodDisruptionBudget"), category: Failed},
+		"webhook":         {answer: says(500, metav1.StatusReasonInternalError, `Internal error occurred: failed calling webhook "no.example.com": EOF`), category: Failed},
+		"starting":        {answer: says(503, metav1.StatusReasonServiceUnavailable, "starting"), category: Failed, code: "api_unavailable"},
+		"gave up":         {answer: says(504, metav1.StatusReasonTimeout, ""), category: Timeout, open: true},
+		"a balancer, 502": {answer: func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no upstream", 502) }, category: Failed, open: true},
+		"a balancer, 503": {answer: func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no upstream", 503) }, category: Failed, code: "api_unavailable", open: true},
+		"broken off":      {answer: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, category: Timeout, open: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, c := setup(t)
+			s.answer, s.review = tt.answer, true
+			r, o := c.Repeatable(t.Context(), task(&record{}), "evict", "pod/uid", "web/web-0", evict(c))
+			if r.Category != tt.category || r.MayHaveLanded != tt.open {
+				t.Errorf("reply %+v", r)
+			}
+			if (o == nil) != (tt.code == "") || o != nil && o.ErrorCode != tt.code {
+				t.Errorf("outcome %+v", o)
+			}
+		})
 	}
 }
 
