@@ -224,6 +224,14 @@ type Foreseer interface {
 	NextDue(ctx context.Context, after, until time.Time) (time.Time, error)
 }
 
+// DuePager is what an engine adds whose due items can be read on behind those that
+// stay due.
+type DuePager interface {
+	// DueFrom is as Due, of items whose Due is not before from, in whole
+	// milliseconds.
+	DueFrom(ctx context.Context, from, until time.Time, limit int) ([]Item, error)
+}
+
 // Watcher is what an engine in the same process can add: a signal when a
 // partition was written. Readers without one poll.
 type Watcher interface {

@@ -76,9 +76,9 @@ func TestHandedOnHoldsUpNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const n = 300 // more than a pass takes
+	const n = 1100 // more than a page of the ledger's
 	for i := range n {
-		put(record.JudgedKey(fmt.Sprint("clu_", i)), t0.Add(-time.Hour))
+		put(record.JudgedKey(fmt.Sprint("clu_", i)), t0.Add(-time.Hour+time.Duration(i/400)*time.Second))
 	}
 	last := record.LaneKey("rcv_last")
 	put(last, t0.Add(-time.Minute))

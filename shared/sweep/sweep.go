@@ -11,8 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
@@ -24,7 +24,7 @@ import (
 	"github.com/opsplane/opsplane/shared/relay"
 )
 
-// batch is how many due items one pass takes.
+// batch is how many due items one pass deals with, and reads at a time.
 const batch = 256
 
 // parallel bounds how many of them are worked on at once.
@@ -33,7 +33,7 @@ const parallel = 32
 // ErrHandedOn: what is due is looked after by another, and stays due until then.
 var ErrHandedOn = errors.New("handed on")
 
-// Sweep holds what a pass needs, and how many items the last one left due.
+// Sweep holds what a pass needs.
 type Sweep struct {
 	Store  *record.Store
 	Relay  *relay.Relay
@@ -46,8 +46,6 @@ type Sweep struct {
 	// Notify sends what is due to the receiver whose lane the key is, or hands that
 	// on; nil: no notifier.
 	Notify func(ctx context.Context, key ledger.Key) error
-
-	left atomic.Int64
 }
 
 // Result is what one pass did.
@@ -64,49 +62,96 @@ type Result struct {
 }
 
 // Pass acts on what is due now. An item that fails, or is handed on, leaves the
-// others alone: it is due again in the next pass, which takes so many more. An error means that
-// what is due could not be read at all.
+// others alone: it is due again in the next pass, and this one reads on behind it,
+// however many there are. An error means that what is due could not be read at all.
 func (s *Sweep) Pass(ctx context.Context) (Result, error) {
-	limit := min(batch+int(s.left.Load()), ledger.MaxPage)
 	now := s.Store.Now()
-	items, err := s.Store.Ledger.Due(ctx, now, limit)
-	if err != nil {
-		return Result{}, fmt.Errorf("read what is due: %w", err)
+	res := Result{Through: now}
+	var from time.Time
+	edge := map[ledger.Key]bool{} // what was taken of those due at from
+	for dealt := 0; ; {
+		items, err := dueFrom(ctx, s.Store.Ledger, from, now, batch+len(edge))
+		if err != nil {
+			return Result{}, fmt.Errorf("read what is due: %w", err)
+		}
+		full := len(items) == min(batch+len(edge), ledger.MaxPage)
+		fresh := slices.DeleteFunc(items, func(it ledger.Item) bool { return edge[it.Key] })
+		if res.Due == 0 && len(fresh) > 0 {
+			res.Late = max(0, now.Sub(fresh[0].Due))
+		}
+		res.Due += len(fresh)
+		dealt += s.items(ctx, fresh, &res)
+		if !full || ctx.Err() != nil {
+			return res, nil
+		}
+		if dealt >= batch {
+			res.More = true
+			return res, nil
+		}
+		from = behind(from, fresh, edge)
 	}
+}
+
+// behind is from when on is read what follows the items, which were read from a time
+// on: the last one's due time, of which edge holds those that were read. A page of
+// nothing but that has the rest of its millisecond wait until some of it is dealt with.
+func behind(from time.Time, items []ledger.Item, edge map[ledger.Key]bool) time.Time {
+	if len(items) == 0 {
+		clear(edge)
+		return from.Add(time.Millisecond)
+	}
+	last := items[len(items)-1].Due.Truncate(time.Millisecond)
+	if !last.Equal(from) {
+		clear(edge)
+	}
+	for _, it := range items {
+		if !it.Due.Before(last) {
+			edge[it.Key] = true
+		}
+	}
+	return last
+}
+
+// dueFrom reads what is due from a time on; of an engine that cannot, what is among
+// the oldest ledger.MaxPage.
+func dueFrom(ctx context.Context, l ledger.Reader, from, until time.Time, limit int) ([]ledger.Item, error) {
+	limit = min(limit, ledger.MaxPage)
+	if p, ok := l.(ledger.DuePager); ok {
+		return p.DueFrom(ctx, from, until, limit)
+	}
+	items, err := l.Due(ctx, until, ledger.MaxPage)
+	items = slices.DeleteFunc(items, func(it ledger.Item) bool { return it.Due.Before(from) })
+	return items[:min(limit, len(items))], err
+}
+
+// items deals with the items, several at a time, adds what failed to the result, and
+// tells how many are done with.
+func (s *Sweep) items(ctx context.Context, items []ledger.Item, res *Result) (dealt int) {
 	var (
-		mu  sync.Mutex
-		wg  sync.WaitGroup
-		res = Result{Due: len(items), More: len(items) == limit, Through: now}
+		mu sync.Mutex
+		wg sync.WaitGroup
 	)
-	if len(items) > 0 {
-		res.Late = max(0, now.Sub(items[0].Due))
-	}
-	handedOn := 0
 	slots := make(chan struct{}, parallel)
 	for _, it := range items {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
 			err := s.item(ctx, it)
-			if err == nil {
-				return
-			}
 			mu.Lock()
 			defer mu.Unlock()
-			if errors.Is(err, ErrHandedOn) {
-				handedOn++
-				return
-			}
-			if res.Failed++; res.Failed <= 5 { // enough to tell
-				res.Err = errors.Join(res.Err, err)
+			switch {
+			case err == nil:
+				dealt++
+			case errors.Is(err, ErrHandedOn):
+			default:
+				if res.Failed++; res.Failed <= 5 { // enough to tell
+					res.Err = errors.Join(res.Err, err)
+				}
 			}
 		})
 	}
 	wg.Wait()
-	left := res.Failed + handedOn
-	s.left.Store(int64(left))
-	res.More = res.More && left < res.Due
-	return res, nil
+	return dealt
 }
 
 func (s *Sweep) item(ctx context.Context, it ledger.Item) error {

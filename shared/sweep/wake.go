@@ -182,7 +182,10 @@ type waking struct {
 	waker *Waker
 }
 
-var _ ledger.Foreseer = (*waking)(nil)
+var (
+	_ ledger.Foreseer = (*waking)(nil)
+	_ ledger.DuePager = (*waking)(nil)
+)
 
 // Commit implements ledger.Ledger.
 func (l *waking) Commit(ctx context.Context, writes ...ledger.Write) error {
@@ -214,6 +217,11 @@ func (l *waking) Commit(ctx context.Context, writes ...ledger.Write) error {
 // NextDue implements ledger.Foreseer over any engine.
 func (l *waking) NextDue(ctx context.Context, after, until time.Time) (time.Time, error) {
 	return nextDue(ctx, l.Ledger, after, until)
+}
+
+// DueFrom implements ledger.DuePager over any engine.
+func (l *waking) DueFrom(ctx context.Context, from, until time.Time, limit int) ([]ledger.Item, error) {
+	return dueFrom(ctx, l.Ledger, from, until, limit)
 }
 
 // nextDue foresees the next due time; an engine that cannot foresee reads the

@@ -70,15 +70,25 @@ func (db *DB) queryIndex(ctx context.Context, q ledger.Query, after string) (led
 // (infra/decisions/0004-due-by-hash.md). An item that cannot be read is told in
 // the log and left out: the deadlines of all others hang on the rest.
 func (db *DB) Due(ctx context.Context, until time.Time, limit int) ([]ledger.Item, error) {
+	return db.DueFrom(ctx, time.Time{}, until, limit)
+}
+
+var _ ledger.DuePager = (*DB)(nil)
+
+// DueFrom implements ledger.DuePager; see Due.
+func (db *DB) DueFrom(ctx context.Context, from, until time.Time, limit int) ([]ledger.Item, error) {
 	if limit < 0 || limit > ledger.MaxPage {
 		return nil, fmt.Errorf("%w: due limit %d: it is 0 to %d", ledger.ErrInvalid, limit, ledger.MaxPage)
 	}
 	if limit == 0 {
 		limit = ledger.MaxPage
 	}
-	m := &merge{}
+	m, s := &merge{}, span{high: storedTime(until)}
+	if !from.IsZero() {
+		s.low = storedTime(from)
+	}
 	for n := range db.shards {
-		m.runs = append(m.runs, &run{index: indexDue, place: placeDue, partition: duePartition(n), span: span{high: storedTime(until)},
+		m.runs = append(m.runs, &run{index: indexDue, place: placeDue, partition: duePartition(n), span: s,
 			page: pageOf(limit, db.shards)})
 	}
 	stands := func(it ledger.Item, h hint) bool { return !it.Due.IsZero() && storedTime(it.Due) == h.sort }

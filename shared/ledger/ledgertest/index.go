@@ -104,6 +104,22 @@ func (b *bench) isDue(t *testing.T, until time.Time, limit int, want string) {
 	})
 }
 
+// isDueFrom is as isDue, for what is due from a time on.
+func (b *bench) isDueFrom(t *testing.T, from, until time.Time, limit int, want string) {
+	t.Helper()
+	pager, ok := b.Ledger.(ledger.DuePager)
+	if !ok {
+		t.Fatal("the engine does not read on behind what is due")
+	}
+	b.comes(t, false, want, func() string {
+		items, err := pager.DueFrom(t.Context(), from, until, limit)
+		if err != nil {
+			t.Fatalf("due: %v", err)
+		}
+		return names(items)
+	})
+}
+
 func testDue(t *testing.T, b *bench) {
 	at := b.now().Truncate(time.Millisecond)
 	b.commit(t, dueItem("p", "3", 0, at.Add(3*time.Millisecond)), dueItem("q", "1", 0, at.Add(time.Millisecond)), dueItem("p", "never", 0, time.Time{}))
@@ -114,6 +130,10 @@ func testDue(t *testing.T, b *bench) {
 	b.isDue(t, at.Add(time.Minute), 10, "q/1 r/2 p/3")
 	b.isDue(t, at.Add(time.Minute), 2, "q/1 r/2")
 	b.isDue(t, at.Add(2*time.Hour), 0, "q/1 r/2 p/3 p/later")
+	b.isDueFrom(t, at, at.Add(time.Minute), 2, "q/1 r/2")
+	b.isDueFrom(t, at.Add(2*time.Millisecond), at.Add(time.Minute), 10, "r/2 p/3") // not before: included
+	b.isDueFrom(t, at.Add(3*time.Millisecond), at.Add(2*time.Hour), 1, "p/3")
+	b.isDueFrom(t, at.Add(4*time.Millisecond), at.Add(time.Minute), 10, "")
 
 	b.commit(t, dueItem("q", "1", 1, at.Add(2*time.Hour)))                       // moves
 	b.commit(t, dueItem("r", "2", 1, time.Time{}), dueItem("p", "never", 1, at)) // goes out, comes in

@@ -9,6 +9,8 @@ import (
 	"github.com/opsplane/opsplane/shared/ledger"
 )
 
+var _ ledger.DuePager = (*DB)(nil)
+
 // columns of an item as scan reads them.
 const columns = `pk, sk, version, due, expires, list_pk, list_sk, scope_pk, scope_sk, lookup_pk, lookup_sk, live_pk, live_sk, data`
 
@@ -17,7 +19,7 @@ const alive = `(expires is null or expires > ?1)`
 
 const (
 	getSQL = `select ` + columns + ` from items where pk = ?2 and sk = ?3 and ` + alive
-	dueSQL = `select ` + columns + ` from items indexed by items_due where due <= ?2 and ` + alive + ` order by due, pk, sk limit ?3`
+	dueSQL = `select ` + columns + ` from items indexed by items_due where due >= ?4 and due <= ?2 and ` + alive + ` order by due, pk, sk limit ?3`
 )
 
 // usable tells why a call is refused before it reads anything, or nil.
@@ -168,7 +170,12 @@ func getAll(c *conn, ks []ledger.Key, now int64, found map[ledger.Key]ledger.Ite
 }
 
 // Due implements ledger.Reader.
-func (db *DB) Due(ctx context.Context, until time.Time, limit int) (items []ledger.Item, err error) {
+func (db *DB) Due(ctx context.Context, until time.Time, limit int) ([]ledger.Item, error) {
+	return db.DueFrom(ctx, time.Time{}, until, limit)
+}
+
+// DueFrom implements ledger.DuePager.
+func (db *DB) DueFrom(ctx context.Context, from, until time.Time, limit int) (items []ledger.Item, err error) {
 	if limit < 0 || limit > ledger.MaxPage {
 		return nil, fmt.Errorf("%w: due limit %d: it is 0 to %d", ledger.ErrInvalid, limit, ledger.MaxPage)
 	}
@@ -184,6 +191,7 @@ func (db *DB) Due(ctx context.Context, until time.Time, limit int) (items []ledg
 		s.bindInt(1, db.now().Unix())
 		s.bindInt(2, until.UnixMilli())
 		s.bindInt(3, int64(limit))
+		s.bindInt(4, from.UnixMilli())
 		for {
 			ok, err := s.step()
 			if !ok {
