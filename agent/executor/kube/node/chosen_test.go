@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
@@ -95,21 +97,30 @@ func (b *chosenBench) stops(t *testing.T, p *corev1.Pod) *corev1.Pod {
 func TestEvictOnce(t *testing.T) {
 	t.Parallel()
 	lost := apierrors.NewTimeoutError("the answer was lost", 1)
+	balancer := apierrors.NewGenericServerResponse(503, "POST", schema.GroupResource{}, "a", "no upstream", 0, true)
+	twoBudgets := status(500, "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.")
+	webhook := apierrors.NewInternalError(errors.New(`failed calling webhook "no.example.com": EOF`))
 	for name, c := range map[string]struct {
 		answer  []error // to the first evictions; then they are taken
-		landed  bool    // although the last of them is an error
+		landed  bool    // although the last of them is an error: the watch is late to show it
+		other   bool    // stops it after the last of them
 		stops   bool    // already
 		want    int     // evictions
 		taken   []string
 		blocker string
 	}{
-		"taken":                      {want: 1, taken: []string{"ns/a"}},
-		"lost and taken":             {answer: []error{status(429, "busy"), lost}, landed: true, want: 2, taken: []string{"ns/a"}, blocker: "throttled"},
-		"lost and not taken":         {answer: []error{lost}, want: 2, taken: []string{"ns/a"}},
-		"failed and taken":           {answer: []error{status(429, "busy"), status(500, "etcdserver: request timed out")}, landed: true, want: 2, taken: []string{"ns/a"}, blocker: "throttled"},
-		"busy, then taken":           {answer: []error{status(429, "busy"), status(429, "busy")}, want: 3, taken: []string{"ns/a"}, blocker: "throttled"},
-		"another has its name":       {answer: []error{status(409, "the UID in the precondition")}, want: 1},
-		"stopped by somebody before": {stops: true, want: 0, blocker: "terminating"},
+		"taken":                       {want: 1, taken: []string{"ns/a"}},
+		"lost and taken":              {answer: []error{status(429, "busy"), lost}, landed: true, want: 2, taken: []string{"ns/a"}, blocker: "throttled"},
+		"lost and not taken":          {answer: []error{lost}, want: 2, taken: []string{"ns/a"}},
+		"failed and taken":            {answer: []error{status(429, "busy"), status(500, "etcdserver: request timed out")}, landed: true, want: 2, taken: []string{"ns/a"}, blocker: "api_error"},
+		"503 of a balancer and taken": {answer: []error{status(429, "busy"), balancer}, landed: true, want: 2, taken: []string{"ns/a"}, blocker: "api_unavailable"},
+		"failed and not taken":        {answer: []error{status(500, "etcdserver: request timed out"), balancer}, want: 3, taken: []string{"ns/a"}, blocker: "api_error"},
+		"another stops it after two budgets refused": {answer: []error{twoBudgets}, other: true, want: 1, blocker: "two_pdbs"},
+		"another stops it after a webhook failed":    {answer: []error{webhook}, other: true, want: 1},
+		"another stops it after it was read":         {answer: []error{lost, status(429, "busy")}, other: true, want: 2, blocker: "throttled"},
+		"busy, then taken":                           {answer: []error{status(429, "busy"), status(429, "busy")}, want: 3, taken: []string{"ns/a"}, blocker: "throttled"},
+		"another has its name":                       {answer: []error{status(409, "the UID in the precondition")}, want: 1},
+		"stopped by somebody before":                 {stops: true, want: 0, blocker: "terminating"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -125,10 +136,9 @@ func TestEvictOnce(t *testing.T) {
 						err = c.answer[n-1]
 					}
 					if err == nil || c.landed && n == len(c.answer) {
-						stopping := b.stops(t, p)
-						if c.landed && n == len(c.answer) {
-							b.watch.Modify(stopping)
-						}
+						b.stops(t, p)
+					} else if c.other && n == len(c.answer) {
+						time.AfterFunc(100*time.Millisecond, func() { b.watch.Modify(b.stops(t, p)) })
 					} else if name == "another has its name" {
 						if err := b.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), p.Namespace, p.Name); err != nil {
 							t.Error(err)

@@ -49,6 +49,7 @@ type drive struct {
 	begun    time.Time
 	looked   time.Time
 	results  chan result
+	over     chan struct{} // closed once it was decided that it ends: no call begins any more
 	inFlight int
 	budgets  *follow.Feed[*budget]
 	serving  map[string]*serving // by namespace
@@ -74,7 +75,8 @@ func (e *drainer) drive(ctx context.Context, t *executor.Task, s *session, p pay
 }
 
 func (e *drainer) newDrive(t *executor.Task, s *session, p payload, gone bool) *drive {
-	return &drive{drainer: e, t: t, s: s, p: p, gone: gone, begun: time.Now(), results: make(chan result, perDrain), serving: map[string]*serving{}}
+	return &drive{drainer: e, t: t, s: s, p: p, gone: gone, begun: time.Now(),
+		results: make(chan result, perDrain), over: make(chan struct{}), serving: map[string]*serving{}}
 }
 
 func (e *drainer) driven(ctx context.Context, d *drive) executor.Outcome {
@@ -123,8 +125,10 @@ func (d *drive) close() {
 }
 
 // settled waits for the calls that are in flight, each of which ends by itself: no
-// step ends with one. An answer that was lost at the end makes it ambiguous.
+// step ends with one, and those that wait for their turn are not made. What is not
+// known of one at the end makes it ambiguous.
 func (d *drive) settled(ctx context.Context, o executor.Outcome) executor.Outcome {
+	close(d.over)
 	lost := 0
 	for d.inFlight > 0 {
 		d.take(<-d.results)
@@ -138,7 +142,7 @@ func (d *drive) settled(ctx context.Context, o executor.Outcome) executor.Outcom
 		o = *d.worst
 	}
 	if lost > 0 && ctx.Err() != nil {
-		return executor.Ambiguous(strings.TrimSuffix(fmt.Sprintf("the answers to %d evictions never came; %s", lost, o.Detail), "; "))
+		return executor.Ambiguous(strings.TrimSuffix(fmt.Sprintf("what became of %d evictions is not known; %s", lost, o.Detail), "; "))
 	}
 	return o
 }
@@ -209,10 +213,17 @@ func (d *drive) issue(ctx context.Context, k call) {
 	select {
 	case d.slots <- struct{}{}:
 		defer func() { <-d.slots }()
+	case <-d.over:
+		return
 	case <-ctx.Done():
 		return
 	case <-d.t.Cancelled:
 		return
+	}
+	select {
+	case <-d.over: // while there were slots as well
+		return
+	default:
 	}
 	switch {
 	case executor.Halted(ctx, d.t) != "":
@@ -241,8 +252,11 @@ func (d *drive) take(r result) {
 	if !r.issued {
 		return
 	}
+	if r.reply.MayHaveLanded { // the pod is read before anything is repeated
+		p.lost, p.unsure = true, true
+	}
 	if r.stop != nil {
-		if r.stop.ErrorCode == "api_unavailable" { // nothing was sent
+		if r.stop.ErrorCode == "api_unavailable" {
 			p.refused(&refusal{code: "api_unavailable", rule: "api_server", why: r.stop.Detail}, now, 0)
 			return
 		}
@@ -259,16 +273,14 @@ func (d *drive) take(r result) {
 			p.evicted = now
 		}
 		d.accepted(p, r)
-	case cluster.Timeout, cluster.Conflict: // the pod is read before anything is repeated
+	case cluster.Timeout, cluster.Conflict: // of a Conflict, it may be another's pod
 		p.lost = true
-		p.unsure = p.unsure || r.reply.Category == cluster.Timeout
 		p.not = now.Add(paceLeast)
 	default:
 		if r.reply.NotFound() {
 			p.isGone, p.gone, p.taken = true, now, p.taken || p.unsure
 			return
 		}
-		p.unsure = p.unsure || r.reply.Category == cluster.Failed
 		if p.finished { // it never stands in the way
 			p.not = now.Add(time.Hour)
 			return

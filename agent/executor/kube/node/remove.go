@@ -84,6 +84,7 @@ func (d *drive) found(p *planned, l *looked) {
 		p.refused(&refusal{code: "api_unavailable", rule: "api_server", why: l.err.Error()}, now, 0)
 	default:
 		p.taken = p.taken || p.unsure && l.pod.DeletionTimestamp != nil
+		p.unsure = p.unsure && l.pod.DeletionTimestamp != nil // else none was
 		p.lost, p.accepted = false, false
 		p.saw(l.pod)
 		if p.terminating() && p.evicted.IsZero() {

@@ -76,6 +76,9 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 			} else {
 				add(p, 0)
 			}
+			if r := p.refusal; r != nil { // in whose words it is not known what became of it
+				l.holds = append(l.holds, held{hold{code: r.code, rule: r.rule, why: r.why, act: r.act}, "pod/" + p.name, p})
+			}
 			continue
 		}
 		if p.inFlight {

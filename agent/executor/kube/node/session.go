@@ -54,7 +54,7 @@ type planned struct {
 	unsure   bool // an answer does not tell whether one was
 	accepted bool // the API server took the eviction, and the watch has not shown it yet
 	inFlight bool
-	lost     bool // the answer to the last call was: the pod is read before the next
+	lost     bool // what became of the last call is not known: the pod is read before the next
 	tries    int  // refused in a row
 	not      time.Time
 	refusal  *refusal
