@@ -106,7 +106,10 @@ type component struct {
 	name, version string
 	namespace     string // "": its parts are in several
 	healthy       bool
-	changed       int64
+	// up tells whether its parts are available and none is given up on: healthy but
+	// for what is being rolled out, of which nothing is told while it comes along.
+	up      bool
+	changed int64
 }
 
 // componentNamed returns the component's name, "" for what is none.
@@ -152,7 +155,7 @@ func (m *model) leaveComponent(w *workload) {
 }
 
 // refreshComponent sums up a component's parts: its version is that of most of
-// them, and it is healthy while all of them are available.
+// them, and it is healthy while all of them are available and rolled out.
 func (m *model) refreshComponent(name string) {
 	parts, was := m.parts[name], m.comps[name]
 	if len(parts) == 0 {
@@ -163,15 +166,18 @@ func (m *model) refreshComponent(name string) {
 		}
 		return
 	}
-	is := &component{name: name, healthy: true}
+	is := &component{name: name, healthy: true, up: true}
 	votes := map[string]int{}
 	var down []string
 	spaces := map[string]bool{}
 	for w := range parts {
 		votes[w.part.version]++
 		spaces[w.namespace], is.namespace = true, w.namespace
-		if !w.available {
+		if w.halfway {
 			is.healthy = false
+		}
+		if !w.available || w.stuck != "" {
+			is.healthy, is.up = false, false
 			down = append(down, w.path())
 		}
 	}
@@ -183,7 +189,7 @@ func (m *model) refreshComponent(name string) {
 	if len(spaces) > 1 {
 		is.namespace = ""
 	}
-	if was != nil && was.version == is.version && was.healthy == is.healthy && was.namespace == is.namespace {
+	if was != nil && was.version == is.version && was.healthy == is.healthy && was.up == is.up && was.namespace == is.namespace {
 		return
 	}
 	m.comps[name] = is
@@ -195,10 +201,10 @@ func (m *model) refreshComponent(name string) {
 		m.tell("component.version_changed", kindComponent, name, name, time.Time{}, map[string]any{"from": was.version, "to": is.version})
 	}
 	switch {
-	case was.healthy && !is.healthy:
+	case was.up && !is.up:
 		slices.Sort(down)
 		m.tell("component.unhealthy", kindComponent, name, name, time.Time{}, map[string]any{"version": is.version, "unavailable": down[:min(len(down), 16)]})
-	case !was.healthy && is.healthy:
+	case !was.up && is.up:
 		m.tell("component.recovered", kindComponent, name, name, time.Time{}, map[string]any{"version": is.version})
 	}
 }

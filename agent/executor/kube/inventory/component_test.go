@@ -135,3 +135,72 @@ func TestComponentsElsewhere(t *testing.T) {
 		}
 	}
 }
+
+// A roll that keeps its old pods is available all the while, whatever becomes of the
+// new ones: its component is not healthy before they are all there, and that it is
+// not is told once its controller has given up.
+func TestComponentHalfRolled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(Options{}).start(t)
+	d := chart(aDeployment("gpu-operator", "d", 2), "gpu-operator-v1.0.0")
+	s := &appsv1.StatefulSet{ObjectMeta: named("lws-system", "s", "uid-s"), Spec: appsv1.StatefulSetSpec{Replicas: d.Spec.Replicas}}
+	s.Labels["helm.sh/chart"] = "lws-1.0.0"
+	set := func(current, update string, ready, updated int32) {
+		s.Status = appsv1.StatefulSetStatus{Replicas: 2, ReadyReplicas: ready, CurrentReplicas: 2 - updated, UpdatedReplicas: updated, CurrentRevision: current, UpdateRevision: update}
+		if current == update {
+			s.Status.CurrentReplicas = 2
+		}
+		w.put(t, w.sets, s.DeepCopy())
+	}
+	roll := func(ready, updated, replicas int, progress string) {
+		setStatus(d, ready, updated, progress)
+		d.Status.Replicas = int32(replicas)
+		w.put(t, w.deployments, d.DeepCopy())
+	}
+	set("a", "a", 2, 0)
+	roll(2, 2, 2, "NewReplicaSetAvailable")
+	w.told()
+	for _, c := range []struct {
+		name    string
+		do      func()
+		healthy bool
+		told    string
+	}{
+		{"a pod of the newest comes", func() { roll(2, 1, 3, "ReplicaSetUpdated") }, false, ""},
+		{"it does not come up", func() { roll(2, 1, 3, "ProgressDeadlineExceeded") }, false, "component.unhealthy"},
+		{"it does after all", func() { roll(3, 1, 3, "ReplicaSetUpdated") }, false, "component.recovered"},
+		{"an old one is left", func() { roll(3, 2, 3, "ReplicaSetUpdated") }, false, ""},
+		{"all are there", func() { roll(2, 2, 2, "NewReplicaSetAvailable") }, true, ""},
+		{"paused", func() { roll(2, 2, 2, "DeploymentPaused") }, true, ""},
+		{"its one pod may be away", func() {
+			n := int32(1)
+			d.Spec.Replicas = &n
+			roll(1, 1, 1, "ReplicaSetUpdated")
+			d.Status.AvailableReplicas = 0
+			w.put(t, w.deployments, d.DeepCopy())
+		}, false, ""},
+		{"it is back", func() { roll(1, 1, 1, "NewReplicaSetAvailable") }, true, ""},
+		{"a set, half way", func() { set("a", "b", 1, 1) }, false, ""},
+		{"on its last pod", func() { set("a", "b", 1, 2) }, false, ""},
+		{"a set, done", func() { set("b", "b", 2, 2) }, true, ""},
+		{"a set that waits for deletes", func() {
+			s.Spec.UpdateStrategy.Type = appsv1.OnDeleteStatefulSetStrategyType
+			set("b", "c", 2, 0)
+		}, true, ""},
+	} {
+		c.do()
+		healthy := true
+		for _, x := range w.snapshot().Components {
+			healthy = healthy && x.Healthy
+		}
+		told := ""
+		for _, e := range w.told().Events {
+			if e.Subject.Kind == "component" {
+				told += e.Type
+			}
+		}
+		if healthy != c.healthy || told != c.told {
+			t.Errorf("%s: healthy %v, told %q; want %v, %q", c.name, healthy, told, c.healthy, c.told)
+		}
+	}
+}

@@ -34,8 +34,11 @@ type workload struct {
 	// moving: at first sight a rollout was under way.
 	moving bool
 	stuck  string // why the controller has given up on the rollout
-	hidden bool   // another deployment made it
-	part   part   // of a component
+	// halfway: some of its pods are of before the newest revision, or those of it are
+	// not all available. A roll that keeps enough old pods is available all the while.
+	halfway bool
+	hidden  bool // another deployment made it
+	part    part // of a component
 
 	reported bool
 	changed  int64
@@ -96,6 +99,8 @@ func stripDeployment(obj any) (*workload, bool) {
 		}
 	}
 	// https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#complete-deployment
+	old, missing := int(o.Status.Replicas) != w.updated, w.updated < w.desired
+	w.halfway = w.stuck != "" || seen && (old || missing || w.moving && int(o.Status.AvailableReplicas) < w.desired)
 	w.complete = seen && w.updated >= w.desired && int(o.Status.Replicas) == w.updated && int(o.Status.AvailableReplicas) >= w.desired
 	return w, true
 }
@@ -117,6 +122,8 @@ func stripStatefulSet(obj any) (*workload, bool) {
 		w.updated = int(s.CurrentReplicas)
 	}
 	w.complete = s.ObservedGeneration >= o.Generation && w.ready >= w.desired && (!w.moving || w.updated >= w.desired-partition)
+	// With OnDelete whoever deletes the pods rolls them.
+	w.halfway = w.moving && !w.complete && o.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType
 	w.available = w.ready >= w.desired || w.moving && w.ready >= w.desired-1 // it updates one at a time
 	return w, true
 }
