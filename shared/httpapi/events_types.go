@@ -173,6 +173,8 @@ func typeName(t reflect.Type) string {
 		return "RFC 3339 time"
 	case s.Ref != "" || s.Type == huma.TypeObject:
 		return "object"
+	case s.Type == huma.TypeArray && (s.Items.Ref != "" || s.Items.Type == huma.TypeObject):
+		return "array of objects"
 	case s.Type == huma.TypeArray:
 		return "array of " + s.Items.Type + "s"
 	}

@@ -75,6 +75,22 @@ func TestSchemasAreWhole(t *testing.T) {
 	}
 }
 
+// TestKindsOfMembersAreNamed: the page says of each member what it is, and of a list
+// what it is of.
+func TestKindsOfMembersAreNamed(t *testing.T) {
+	t.Parallel()
+	page := EventTypesPage()
+	for _, bad := range []string{"array of s ", "|  |  |", "` |  |"} {
+		if at := strings.Index(page, bad); at >= 0 {
+			line, _, _ := strings.Cut(page[strings.LastIndex(page[:at], "\n")+1:], "\n")
+			t.Errorf("it does not say of what kind: %s", line)
+		}
+	}
+	if !strings.Contains(page, "| `evidence` | array of objects |") || !strings.Contains(page, "array of strings") {
+		t.Error("lists are not told apart")
+	}
+}
+
 // TestDiagramOfEventTypes compares the page of events with the catalogue;
 // OPSPLANE_WRITE=1 writes it.
 func TestDiagramOfEventTypes(t *testing.T) {

@@ -16,7 +16,8 @@ import (
 
 // matchers turns the names of clusters in matchers of silences and receivers into
 // ids, and refuses what no alert can have: a cluster that there is not, a severity
-// that is none. Of a pattern one cluster's id, or one severity, must match. Their
+// that is none, or one that the caller does not see. Of a pattern one cluster's id, or
+// one severity, must match. Their
 // form is for the domain to check.
 func (a *API) matchers(ctx context.Context, rq *request, in []alert.Match) ([]alert.Match, error) {
 	if len(in) > alert.MaxMatchers {
@@ -40,7 +41,9 @@ func (a *API) matchers(ctx context.Context, rq *request, in []alert.Match) ([]al
 			}
 			ids := []string{""}
 			for _, c := range all {
-				ids = append(ids, c.ID)
+				if rq.sees(c.ID) { // whether there are others is not told
+					ids = append(ids, c.ID)
+				}
 			}
 			if !matchesSome(*m, ids, func(id string) alert.Alert { return alert.Alert{Cluster: id} }) {
 				wrong("not_found", "matches no cluster's id: a pattern is of ids; = and != take names, too")
@@ -69,9 +72,15 @@ func matchesSome(m alert.Match, values []string, with func(string) alert.Alert) 
 	if m.Op == alert.OpNotEqual {
 		return slices.Contains(values, m.Value)
 	}
-	at := time.Unix(0, 0)
-	ready, err := alert.CompileSilence(alert.Silence{Matchers: []alert.Match{m}, StartsAt: at, EndsAt: at.Add(time.Hour), Reason: "a test"})
+	ready, err := compiled([]alert.Match{m})
 	return err != nil || slices.ContainsFunc(values, func(v string) bool { x := with(v); return ready.Matches(&x) })
+}
+
+// compiled makes matchers ready apart from a silence, whose times may be over: one
+// that was ended before it began has none that a new one could have.
+func compiled(ms []alert.Match) (*alert.Matcher, error) {
+	at := time.Unix(0, 0)
+	return alert.CompileSilence(alert.Silence{Matchers: ms, StartsAt: at, EndsAt: at.Add(time.Hour), Reason: "none"})
 }
 
 // silencedCluster is the one cluster whose alerts the matchers are for, "" for the

@@ -1,6 +1,8 @@
 package httpapi
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/problem"
 )
@@ -82,6 +85,77 @@ func TestSilencesOfOnesOwnCluster(t *testing.T) {
 	p.do(mine, "DELETE", "/v1/silences/"+of, nil).problem(403, problem.Forbidden)
 	of = create("operator", all, theirs).want(201).str("id")
 	p.do(mine, "DELETE", "/v1/silences/"+of, nil).problem(404, problem.NotFound)
+}
+
+// A silence that was ended before it began stays one of its cluster's operator.
+func TestSilenceEndedBeforeItBegan(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	mine := p.token(auth.TokenSpec{Name: "mine", Role: auth.Operator, Clusters: []string{p.cluster.ID}})
+	begins := time.Now().Add(time.Hour).UTC()
+	id := p.do(mine, "POST", "/v1/silences", m{"reason": "x", "starts_at": begins, "ends_at": begins.Add(time.Hour),
+		"matchers": matcher("cluster", "=", p.cluster.ID)}).want(201).str("id")
+	for range 2 {
+		if a := p.do(mine, "DELETE", "/v1/silences/"+id, nil).want(200); a.str("state") != "expired" {
+			t.Errorf("%s", a.raw)
+		}
+	}
+	p.do(mine, "GET", "/v1/silences/"+id, nil).want(200)
+	if got := p.do(mine, "GET", "/v1/silences?past=true", nil).want(200).items(); len(got) != 1 {
+		t.Errorf("%d silences with those that are over", len(got))
+	}
+}
+
+// Who is confined to clusters learns nothing of others' ids by patterns: one that
+// another cluster's id matches is answered as one that none does.
+func TestPatternsTellNothingOfOtherClusters(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	mine := p.token(auth.TokenSpec{Name: "mine", Role: auth.Operator, Clusters: []string{p.cluster.ID}})
+	ends := time.Now().Add(time.Hour).UTC()
+	create := func(pattern string) answer {
+		return p.do(mine, "POST", "/v1/silences", m{"reason": "x", "ends_at": ends, "matchers": matcher("cluster", "=~", pattern)})
+	}
+	for _, pattern := range []string{p.other.ID, p.other.ID[:len(p.other.ID)-2] + "..", "clu_00000000000000000000000000"} {
+		create(pattern).problem(422, problem.Invalid).points("/matchers/0/value")
+	}
+	create(p.cluster.ID).problem(403, problem.Forbidden) // a pattern is no cluster of its own
+}
+
+// Who repeats a silence's creation by its key, and may not silence that cluster any
+// more, does not get it.
+func TestRepeatedSilenceOfAnothersCluster(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	secret := p.token(auth.TokenSpec{Name: "mine", Role: auth.Operator, Clusters: []string{p.cluster.ID}})
+	ends := time.Now().Add(time.Hour).UTC()
+	create := func() answer {
+		return p.do(secret, "POST", "/v1/silences", m{"reason": "x", "ends_at": ends, "matchers": matcher("cluster", "=", p.cluster.ID)}, "Idempotency-Key: k")
+	}
+	made := create().want(201).str("id")
+	if again := create().want(200).str("id"); again != made {
+		t.Errorf("repeated: %s, not %s", again, made)
+	}
+	p.confine(secret, p.other.ID)
+	if a := create().problem(403, problem.Forbidden); strings.Contains(a.raw, made) {
+		t.Errorf("%s", a.raw)
+	}
+}
+
+// confine changes the clusters of a token, as whoever says what it may would.
+func (p *plane) confine(secret, cluster string) {
+	p.t.Helper()
+	ctx := context.Background()
+	id := "tok_" + strings.TrimPrefix(secret, "opt_")[:26] // the rest is secret
+	it, err := p.db.Get(ctx, ledger.Key{PK: "token#" + id, SK: "token"})
+	must(p.t, err)
+	var token map[string]any
+	must(p.t, json.Unmarshal(it.Data, &token))
+	token["clusters"] = []string{cluster}
+	it.Data, err = json.Marshal(token)
+	must(p.t, err)
+	must(p.t, p.db.Commit(ctx, ledger.Write{Item: it, Expect: it.Version}))
+	p.tokens.Forget(id)
 }
 
 // Alerts are filtered by several states at once, and a rule says that it is on.

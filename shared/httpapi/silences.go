@@ -87,7 +87,13 @@ func (a *API) createSilence(ctx context.Context, rq *request, _ *struct {
 			s.StartsAt = *body.StartsAt
 		}
 		return a.cfg.Alerts.CreateSilence(ctx, call, s)
-	}, func(id string) (alert.Silence, error) { return a.cfg.Alerts.Silence(ctx, id) })
+	}, func(id string) (alert.Silence, error) {
+		s, err := a.cfg.Alerts.Silence(ctx, id)
+		if err == nil { // the caller's rights may have changed since
+			err = rq.principal.Authorize(auth.Silence, silencedCluster(s.Matchers))
+		}
+		return s, err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +137,7 @@ func (rq *request) seesSilence(s alert.Silence) bool {
 	if len(clusters) == 0 {
 		return true
 	}
-	m, err := alert.CompileSilence(s)
+	m, err := compiled(s.Matchers)
 	return err == nil && slices.ContainsFunc(clusters, m.Concerns)
 }
 
