@@ -2,6 +2,7 @@ package follow
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -19,6 +20,11 @@ import (
 const (
 	least = 100 * time.Millisecond // the first wait after a failure
 	most  = 2 * time.Second        // the longest
+	// steady is how long a watch has to last, or until it brings something, to count
+	// as one that serves. mostBrief is the longest wait where none does: each try costs
+	// the API server a watch or a list, of as many feeds as there are.
+	steady    = time.Second
+	mostBrief = 8 * time.Second
 	// renew is how long the API server serves one watch, at most.
 	renew = 8 * time.Minute
 )
@@ -40,6 +46,7 @@ type Feed[T any] struct {
 	listed  bool
 	err     error // why it does not keep up; nil: it does
 	since   time.Time
+	brief   bool                     // err is of watches that begin and do not serve
 	heard   time.Time                // when the API server last said anything
 	changed map[string]chan struct{} // by bucket, of those that somebody waits for
 }
@@ -59,79 +66,121 @@ func (f *Feed[T]) Seed(items []runtime.Object, version string) {
 	f.replace(items, version)
 }
 
+// errAtOnce: what is between the agent and the API server answers, and serves nothing.
+var errAtOnce = errors.New("it ended at once")
+
 // Run keeps the feed up to date until ctx ends.
 func (f *Feed[T]) Run(ctx context.Context) {
 	wait := time.Duration(0)
+	expired := false // the version was not known any more, and nothing came since
 	for ctx.Err() == nil {
 		begun := time.Now()
-		err := f.follow(ctx)
+		w, err := f.follow(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if err != nil && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)) { // list again, at once
-			f.mu.Lock()
-			f.version = ""
-			f.mu.Unlock()
-			err = nil
+		expired = expired && !w.told
+		brief := !w.told && !w.began.IsZero() && time.Since(w.began) < steady
+		switch {
+		case err != nil && (apierrors.IsResourceExpired(err) || apierrors.IsGone(err)):
+			f.forget()
+			if !expired { // list again, at once; not with all others, which lost theirs as well
+				expired, wait = true, 0
+				pause(ctx, rand.N(least))
+				continue
+			}
+			brief = true
+		case err == nil && brief:
+			err = fmt.Errorf("watch %s: %w", f.src.What, errAtOnce)
 		}
-		if err == nil || time.Since(begun) > 10*most { // it was well meanwhile
+		longest := most
+		switch {
+		case err == nil:
+			wait = 0
+			if time.Since(begun) > least {
+				continue
+			}
+		case brief:
+			longest = mostBrief
+		case time.Since(begun) > 10*most: // it was well meanwhile
 			wait = 0
 		}
-		if err == nil && time.Since(begun) > least {
-			continue
-		}
 		if err != nil {
-			f.fail(err)
+			f.fail(err, brief)
 		}
-		wait = min(max(2*wait, least), most)
-		timer := time.NewTimer(wait - wait/5 + rand.N(wait/5*2+1))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		wait = min(max(2*wait, least), longest)
+		pause(ctx, wait-wait/5+rand.N(wait/5*2+1))
 	}
 }
 
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// served is what a watch did.
+type served struct {
+	began time.Time // zero: it did not begin
+	told  bool      // it brought something
+}
+
 // follow lists if it has to and watches until the watch ends.
-func (f *Feed[T]) follow(ctx context.Context) error {
+func (f *Feed[T]) follow(ctx context.Context) (served, error) {
+	var s served
 	f.mu.Lock()
 	version := f.version
 	f.mu.Unlock()
 	if version == "" {
 		items, v, err := f.src.Once(ctx)
 		if err != nil {
-			return err
+			return s, err
 		}
 		version = v
 		f.Seed(items, v)
 	}
-	served := renew/2 + rand.N(renew/2)
-	w, end, err := f.src.begin(ctx, metav1.ListOptions{ResourceVersion: version, AllowWatchBookmarks: true, TimeoutSeconds: ptr.To(int64(served / time.Second))})
+	serve := renew/2 + rand.N(renew/2)
+	w, end, err := f.src.begin(ctx, metav1.ListOptions{ResourceVersion: version, AllowWatchBookmarks: true, TimeoutSeconds: ptr.To(int64(serve / time.Second))})
 	if err != nil {
-		return err
+		return s, err
 	}
 	defer end()
+	s.began = time.Now()
 	f.mu.Lock()
-	f.heard = time.Now()
-	f.recover()
+	f.heard = s.began
+	f.wellUnlessBrief()
 	f.mu.Unlock()
+	lasts := time.NewTimer(steady)
+	defer lasts.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return s, ctx.Err()
+		case <-lasts.C:
+			f.well()
 		case e, open := <-w.ResultChan():
 			if !open {
-				return nil
+				return s, nil
 			}
 			if e.Type == watch.Error {
-				return fmt.Errorf("watch %s: %w", f.src.What, apierrors.FromObject(e.Object))
+				return s, fmt.Errorf("watch %s: %w", f.src.What, apierrors.FromObject(e.Object))
 			}
 			if err := f.apply(e); err != nil {
-				return err
+				return s, err
 			}
+			s.told = true
 		}
 	}
+}
+
+// forget makes the next try list.
+func (f *Feed[T]) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version = ""
 }
 
 func (f *Feed[T]) apply(e watch.Event) error {
@@ -142,6 +191,7 @@ func (f *Feed[T]) apply(e watch.Event) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.version, f.heard = o.GetResourceVersion(), time.Now()
+	f.recover()
 	if e.Type == watch.Bookmark {
 		return nil
 	}
@@ -189,7 +239,7 @@ func (f *Feed[T]) replace(items []runtime.Object, version string) {
 		}
 	}
 	f.version, f.listed, f.heard = version, true, time.Now()
-	f.recover()
+	f.wellUnlessBrief()
 	f.tellAll()
 }
 
@@ -226,18 +276,33 @@ func (f *Feed[T]) wait(bucket string) <-chan struct{} {
 
 func (f *Feed[T]) recover() {
 	if f.err != nil {
-		f.err, f.since = nil, time.Time{}
+		f.err, f.since, f.brief = nil, time.Time{}, false
 		f.tellAll()
 	}
 }
 
-func (f *Feed[T]) fail(err error) {
+// wellUnlessBrief is recover, where the trouble is not that watches begin and end.
+func (f *Feed[T]) wellUnlessBrief() {
+	if !f.brief {
+		f.recover()
+	}
+}
+
+func (f *Feed[T]) well() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.recover()
+}
+
+// fail notes why the feed does not keep up. brief: a watch began, or could have, and
+// did not serve; that one begins again is no end of it.
+func (f *Feed[T]) fail(err error, brief bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.err == nil {
 		f.since = time.Now()
 	}
-	f.err = err
+	f.err, f.brief = err, brief
 	f.tellAll()
 }
 

@@ -118,6 +118,7 @@ func TestFeed(t *testing.T) {
 		s.set(func() { s.pods, s.version = []runtime.Object{versioned("d", "20")}, "20" })
 		gone := apierrors.NewResourceExpired("too old").ErrStatus
 		s.watches[1].Error(&gone)
+		time.Sleep(least)
 		want("listed again", "d@20")
 		if s.lists != 2 {
 			t.Errorf("%d lists", s.lists)
@@ -207,6 +208,7 @@ func TestFeedRemembers(t *testing.T) {
 		gone := apierrors.NewResourceExpired("too old").ErrStatus
 		time.Sleep(time.Second)
 		s.watches[0].Error(&gone)
+		time.Sleep(least)
 		synctest.Wait()
 		there, went, _ := f.Seen("")
 		var list []string
