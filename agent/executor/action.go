@@ -17,6 +17,7 @@ var advices = map[string]advice{
 	"device_gone":           {false, operation.ActCorrectInput, "name a target that exists"},
 	"deployment_gone":       {false, operation.ActCorrectInput, "name a target that exists"},
 	"component_not_found":   {false, operation.ActCorrectInput, "ask for something that the cluster has and supports"},
+	"upgrades_off":          {true, operation.ActRestoreDependency, "turn componentUpgrade on in the values of the agent's chart and name the component there, then retry"},
 	"incompatible_version":  {false, operation.ActCorrectInput, "ask for something that the cluster has and supports"},
 	"invalid_version":       {false, operation.ActCorrectInput, "ask for something that the cluster has and supports"},
 	"invalid_payload":       {false, operation.ActCorrectInput, "ask for something that the cluster has and supports"},

@@ -11,9 +11,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/component/answer"
 	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -50,12 +52,26 @@ func TestConfigCheck(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	u := Upgrade(&cluster.Cluster{}, Config{})
-	if len(u.Capabilities) != 0 {
-		t.Errorf("an agent that may upgrade nothing offers %v", u.Capabilities)
+}
+
+// An agent whose admin has not turned upgrades on says so at once, in the dry run and
+// to the operation, by the setting's name: neither waits for another agent in vain.
+func TestUpgradesThatAreOff(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]Config{"on": good(), "off": {}} {
+		if offers := Upgrade(&cluster.Cluster{}, c).Capabilities; len(offers) != 1 || offers[0] != (protocol.Capability{Name: "component.upgrade", Version: 2}) {
+			t.Errorf("%s: offers %v", name, offers)
+		}
 	}
-	if u := Upgrade(&cluster.Cluster{}, good()); len(u.Capabilities) != 1 {
-		t.Errorf("offers %v", u.Capabilities)
+	u := Upgrade(&cluster.Cluster{}, Config{}) // without a client: nothing is asked of the cluster
+	asked := []byte(`{"component":"gpu-operator","version":"1.0.0"}`)
+	list, err := u.Preview(t.Context(), protocol.PreviewRequest{Payload: asked})
+	if err != nil || len(list) != 1 || list[0].Code != "upgrades_off" || !strings.Contains(list[0].Detail, "componentUpgrade.enabled") {
+		t.Errorf("the dry run shows %+v, %v", list, err)
+	}
+	o := u.Steps["preflight"].Execute(t.Context(), &executor.Task{Assignment: &protocol.Assignment{Operation: "op_1", Run: 1, Payload: asked}})
+	if o.Class != operation.OutcomePermanent || o.ErrorCode != "upgrades_off" || !strings.Contains(o.Detail, "componentUpgrade.enabled") || !o.Retryable || o.ActionText == "" {
+		t.Errorf("the operation ends with %+v", o)
 	}
 }
 

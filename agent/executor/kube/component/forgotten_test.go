@@ -38,7 +38,7 @@ func TestForgottenComponent(t *testing.T) {
 			if tt.how != "none" {
 				s.put(t, s.assignment(1), upgradeOf, tt.says, tt.how)
 			}
-			s.config.Components = nil
+			s.config.Components = map[string]Component{"another": {}}
 			s.reply = func(j *batchv1.Job) (answer.Answer, string) {
 				t.Errorf("Job %s was made", j.Name)
 				return answer.Answer{}, ""

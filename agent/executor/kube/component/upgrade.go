@@ -29,16 +29,17 @@ type upgrader struct {
 	denials cluster.Denials // of the agent's own rights
 }
 
-// Upgrade is component.upgrade on Kubernetes. It is only offered if the
-// configuration names components, and then of version 2: with a choice of what
-// follows a failure.
+// Upgrade is component.upgrade on Kubernetes, of version 2: with a choice of what
+// follows a failure. An agent whose configuration names no component offers it, too,
+// to refuse it at once and by the name of what is off: an operation that waits for
+// another agent would wait in vain.
 func Upgrade(c *cluster.Cluster, config Config) cluster.Type {
 	if config.Timeout == 0 {
 		config.Timeout = DefaultTimeout
 	}
 	u := &upgrader{Cluster: c, config: config}
-	t := cluster.Type{
-		Name: "component.upgrade",
+	return cluster.Type{
+		Name: "component.upgrade", Capabilities: []protocol.Capability{{Name: "component.upgrade", Version: 2}},
 		Steps: map[string]cluster.Step{
 			"preflight": {Probe: u.toCheck, Execute: u.done(u.preflight)},
 			"upgrade":   {Probe: u.probe, Execute: u.done(u.upgrade)},
@@ -47,10 +48,6 @@ func Upgrade(c *cluster.Cluster, config Config) cluster.Type {
 		Observe: u.observe,
 		Preview: u.preview,
 	}
-	if len(config.Components) > 0 {
-		t.Capabilities = []protocol.Capability{{Name: "component.upgrade", Version: 2}}
-	}
-	return t
 }
 
 // believed lets a right that the agent lacks end a step only once it is believed. What
@@ -94,6 +91,10 @@ func (u *upgrader) read(raw json.RawMessage) (payload, Component, *executor.Outc
 		return p, Component{}, &o
 	}
 	c, known := u.config.Components[p.Component]
+	if len(u.config.Components) == 0 {
+		o := executor.Permanent("upgrades_off", "the agent upgrades nothing: componentUpgrade.enabled is off in its chart's values, which have to name what may be upgraded")
+		return p, c, &o
+	}
 	if !known {
 		o := executor.Permanent("component_not_found", fmt.Sprintf("the agent's configuration lets no operation upgrade %q; it names %s", p.Component, u.config.names()))
 		return p, c, &o
