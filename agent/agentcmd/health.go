@@ -25,6 +25,7 @@ const (
 type health struct {
 	status   func() loop.Status
 	executor Healthy // nil: there is nothing that it could lose
+	lacking  Lacking // nil: it lacks nothing
 	now      func() time.Time
 	within   time.Duration
 
@@ -37,6 +38,7 @@ type health struct {
 func newHealth(agent *loop.Agent, e executor.Executor) *health {
 	h := &health{status: agent.Status, now: time.Now, within: checkWithin}
 	h.executor, _ = e.(Healthy)
+	h.lacking, _ = e.(Lacking)
 	return h
 }
 
@@ -124,6 +126,9 @@ func (h *health) ready(w http.ResponseWriter, _ *http.Request) {
 	out := readiness{
 		Agent: s.AgentID, Cluster: s.Cluster, Reporter: s.Reporter, Leases: s.Leases, Capacity: s.Capacity,
 		Plane: planePart(s), Queue: queuePart(s), Executor: part{OK: true},
+	}
+	if h.lacking != nil { // no reason to send its work to an agent with the same role
+		out.Executor.Detail = h.lacking.Lacks()
 	}
 	if err := h.works(); err != nil {
 		out.Executor = part{Detail: inWords(err)}

@@ -28,8 +28,21 @@ import (
 // sick is a simulated cluster that can be lost.
 type sick struct {
 	executor.Executor
-	mu  sync.Mutex
-	err error
+	mu    sync.Mutex
+	err   error
+	lacks string
+}
+
+func (s *sick) Lacks() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lacks
+}
+
+func (s *sick) setLacks(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lacks = what
 }
 
 func (s *sick) Healthy() error {
@@ -134,6 +147,9 @@ func TestHealth(t *testing.T) {
 	}
 	p.setUp(true)
 	eventually(t, "ready", readyz(http.StatusOK, `"cluster": "clu_1"`))
+	s.setLacks("the right to create events")
+	eventually(t, "ready, with what it lacks", readyz(http.StatusOK, `"detail": "the right to create events"`))
+	s.setLacks("")
 	eventually(t, "the queue heard", readyz(http.StatusOK, `"queue": {
     "ok": true`))
 

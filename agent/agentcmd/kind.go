@@ -44,6 +44,12 @@ type Healthy interface {
 	Healthy() error
 }
 
+// Lacking is an Executor that goes on without something and can name it; "": it lacks
+// nothing.
+type Lacking interface {
+	Lacks() string
+}
+
 // chosen is a kind with its flags parsed.
 type chosen struct {
 	name  string

@@ -88,6 +88,10 @@ func (e *Executor) Close() error { return e.inventory.Close() }
 // Healthy tells why operations and inventory cannot go on: nil when they can.
 func (e *Executor) Healthy() error { return e.inventory.Healthy() }
 
+// Lacks names the rights without which operations go on and something is left out;
+// "" if none is known to be missing.
+func (e *Executor) Lacks() string { return e.cluster.Lacks() }
+
 // Cluster is the API server as the executor reaches it.
 func (e *Executor) Cluster() *cluster.Cluster { return e.cluster }
 

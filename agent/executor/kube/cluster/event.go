@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -47,6 +48,41 @@ func (c *Cluster) Event(ctx context.Context, t *executor.Task, on corev1.ObjectR
 	if err != nil {
 		c.Log.Debug("an event was not taken by the cluster", slog.String("operation", t.Assignment.Operation), slog.Any("err", err))
 	}
+	c.eventAnswered(ctx, err)
+}
+
+// eventAnswered keeps whether the agent's role lets it put events on objects, and
+// tells in the log when that turns: nothing else would, since no operation fails of
+// it. A 403 of admission is about one event.
+func (c *Cluster) eventAnswered(ctx context.Context, err error) {
+	denied := ""
+	if err != nil {
+		if !apierrors.IsForbidden(err) {
+			return
+		}
+		if has, unknown := c.Allowed(ctx, EventRight.Attributes()); has || unknown != nil {
+			return
+		}
+		denied = fmt.Sprintf("the agent's role lacks the right to %s, which it needs %s", EventRight, EventRight.Why)
+	}
+	c.mu.Lock()
+	was := c.noEvents
+	c.noEvents = denied
+	c.mu.Unlock()
+	switch {
+	case denied != "" && was == "":
+		c.Log.Error("the agent's role lacks a right; no object says which operation touched it", slog.String("right", EventRight.String()), slog.Any("err", err))
+	case denied == "" && was != "":
+		c.Log.Info("events on objects are taken again")
+	}
+}
+
+// Lacks names the rights without which operations go on and something is left out;
+// "": none is known to be missing. It is known from the first time that it was needed.
+func (c *Cluster) Lacks() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.noEvents
 }
 
 // cut bounds a text to n bytes of whole characters.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -68,6 +69,9 @@ type Cluster struct {
 	callTimeout time.Duration
 	pause       func(point string, t *executor.Task)
 	pulse       *pulse // nil in a Cluster that was not opened
+
+	mu       sync.Mutex
+	noEvents string // why no event is put on an object; empty: nothing is known against it
 }
 
 // DefaultNamespace is the agent's namespace where nothing names another.

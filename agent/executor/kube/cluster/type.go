@@ -2,6 +2,9 @@ package cluster
 
 import (
 	"context"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -33,6 +36,16 @@ type Right struct {
 	Namespace string
 	Why       string
 }
+
+// Attributes are the right as an access review asks for it. One that is needed in the
+// agent's own namespace is asked for everywhere.
+func (r Right) Attributes() *authorizationv1.ResourceAttributes {
+	resource, sub, _ := strings.Cut(r.Resource, "/")
+	return &authorizationv1.ResourceAttributes{Verb: r.Verb, Group: r.Group, Resource: resource, Subresource: sub}
+}
+
+// String words the right: its verb and resource.
+func (r Right) String() string { return inWords(r.Attributes()) }
 
 // OwnNamespace marks a right that is needed in the agent's own namespace alone.
 const OwnNamespace = "own"
