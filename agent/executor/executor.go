@@ -67,6 +67,8 @@ type Outcome struct {
 	ErrorCode string
 	Detail    string
 	CommandID string // the command that failed
+	// Nothing: this cleanup step is done since there was nothing for it to clean up.
+	Nothing bool
 	// Retryable: a new run of the operation may succeed without other input.
 	Retryable  bool
 	ActionCode string // operation.Act*

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -74,10 +75,10 @@ func (r *run) explain(f *protocol.Final, e end) {
 	if f.Outcome == protocol.FinalTimedOut {
 		c.ErrorCode = codeDeadline
 		switch {
-		case why != "" && c.Detail != "" && why != c.Detail:
-			c.Detail = why + "; " + c.Detail
-		case why != "":
+		case c.Detail == "":
 			c.Detail = why
+		case !strings.Contains(c.Detail, why): // else it is said already
+			c.Detail = why + "; " + c.Detail
 		}
 		if c.Detail == "" {
 			c.Detail = "the deadline passed"
@@ -197,7 +198,7 @@ func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
 	if !r.needsCleanup() {
 		return &operation.Cleanup{State: operation.CleanupNone}, nil
 	}
-	cleanup := &operation.Cleanup{State: operation.CleanupDone}
+	cleanup, left, cleaned := &operation.Cleanup{State: operation.CleanupDone}, "", false
 	for _, s := range r.steps {
 		if !s.Cleanup || s.Phase == operation.StepSucceeded || s.Phase == operation.StepSkipped {
 			continue
@@ -207,6 +208,11 @@ func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
 			e = r.step(ctx, s, false)
 		}
 		if e == nil {
+			if s.nothing {
+				left = detail(s.Name + ": " + s.said)
+			} else {
+				cleaned = true
+			}
 			continue
 		}
 		e.step = s
@@ -218,6 +224,9 @@ func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
 			e.outcome, e.out.ErrorCode = protocol.FinalAmbiguous, codeStopped
 		}
 		return &operation.Cleanup{State: operation.CleanupAbandoned, Detail: detail(e.out.Detail)}, e
+	}
+	if left != "" && !cleaned && cleanup.State == operation.CleanupDone {
+		cleanup = &operation.Cleanup{State: operation.CleanupNone, Detail: left}
 	}
 	return cleanup, nil
 }

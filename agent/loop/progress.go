@@ -1,7 +1,7 @@
 package loop
 
 import (
-	"slices"
+	"maps"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/operation"
@@ -25,19 +25,45 @@ func (r *run) progressed(step string, change func(p *operation.Progress)) {
 	}
 }
 
-// sinceWhen bounds and cleans what stands in the way now and keeps, for what did so
-// before, the time when that began.
-func sinceWhen(now time.Time, before, blockers []protocol.Blocker) []protocol.Blocker {
+// standsAgainWithin is how long something may be away from what stands in the way and
+// still be the same trouble: while a refused call is made again nothing is known to
+// refuse it, and between two tries lies half a minute at most.
+const standsAgainWithin = time.Minute
+
+// obstacle is what one blocker is about; its detail changes as counts do.
+type obstacle struct{ code, resource, rule string }
+
+// stood is since when something stands in the way, and when it was seen no longer;
+// zero: it stands there now.
+type stood struct{ since, gone time.Time }
+
+// obstacles are what has stood in a run's way lately. The zero value is ready.
+type obstacles map[obstacle]stood
+
+// now bounds and cleans what stands in the way at this time and says since when it
+// does: of what is back after a moment, since it did at first.
+func (o *obstacles) now(at time.Time, blockers []protocol.Blocker) []protocol.Blocker {
+	if *o == nil {
+		*o = obstacles{}
+	}
+	maps.DeleteFunc(*o, func(_ obstacle, s stood) bool { return !s.gone.IsZero() && at.Sub(s.gone) > standsAgainWithin })
+	for k, s := range *o {
+		if s.gone.IsZero() {
+			s.gone = at
+			(*o)[k] = s
+		}
+	}
 	out := make([]protocol.Blocker, 0, min(len(blockers), operation.MaxProgressBlockers))
 	for _, b := range blockers[:min(len(blockers), operation.MaxProgressBlockers)] {
 		b.Code, b.Resource, b.Rule, b.Detail = cut(clean(b.Code), 128), redact(b.Resource, 512), redact(b.Rule, 512), redact(b.Detail, 512)
-		at := now
-		if i := slices.IndexFunc(before, func(o protocol.Blocker) bool {
-			return o.Code == b.Code && o.Resource == b.Resource && o.Rule == b.Rule
-		}); i >= 0 && before[i].Since != nil {
-			at = *before[i].Since
+		k := obstacle{b.Code, b.Resource, b.Rule}
+		s, before := (*o)[k]
+		if !before {
+			s.since = at
 		}
-		b.Since = &at
+		s.gone = time.Time{}
+		(*o)[k] = s
+		b.Since = &s.since
 		out = append(out, b)
 	}
 	return out

@@ -33,6 +33,7 @@ type stepState struct {
 	started bool // the claim told the plane that it starts
 	begun   bool // something may have been done for it, now or by a predecessor
 	said    string
+	nothing bool // a cleanup step that had nothing to clean up
 }
 
 // end is how a run came to its end.
@@ -58,6 +59,7 @@ type run struct {
 	why        string // the last that was heard of what keeps it
 	lastFailed string // the command that failed last
 	progress   operation.Progress
+	obstacles  obstacles // of progress, over all steps
 }
 
 func (a *Agent) newRun(ctx context.Context, as *protocol.Assignment, sent time.Duration) (*run, context.Context, context.Context) {

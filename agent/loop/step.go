@@ -49,7 +49,7 @@ func (r *run) task(s *stepState, attempt int, fenced bool, boundary <-chan struc
 			r.progressed(s.Name, func(p *operation.Progress) { p.Done, p.Total, p.Unit, p.Message = done, total, unit, message })
 		},
 		Blocked: func(now []protocol.Blocker) {
-			r.progressed(s.Name, func(p *operation.Progress) { p.Blockers = sinceWhen(r.agent.now().UTC(), p.Blockers, now) })
+			r.progressed(s.Name, func(p *operation.Progress) { p.Blockers = r.obstacles.now(r.agent.now().UTC(), now) })
 		},
 		Begin: func(name, resource string) (string, func(string, string)) {
 			c := r.out.begin(protocol.Command{
@@ -58,6 +58,9 @@ func (r *run) task(s *stepState, attempt int, fenced bool, boundary <-chan struc
 			})
 			return c.ID, func(category, output string) {
 				r.agent.metrics.Effects.Add(category)
+				if category == "ok" || category == "already" || category == "conflict" || category == "throttled" {
+					r.answered(s) // whoever was silent is not any more
+				}
 				if category != "ok" && category != "already" {
 					r.mu.Lock()
 					r.lastFailed = c.ID
@@ -264,8 +267,19 @@ func (r *run) begin(ctx context.Context, s *stepState, interruptible bool) *end 
 // executeWaiting executes until the outcome is another than waiting, all in one
 // attempt: nothing has gone wrong.
 func (r *run) executeWaiting(ctx context.Context, s *stepState, boundary <-chan struct{}) executor.Outcome {
-	for {
+	for try := 1; ; try++ {
+		began := r.agent.now()
 		out := r.execute(ctx, s, s.Attempts, boundary)
+		if unanswered(out) {
+			r.silent(s, began, out)
+			if out.Class == operation.OutcomeTransient && !s.Effect { // it only reads: the deadline alone bounds it
+				out.Class = operation.OutcomeWaiting
+				out.After = max(out.After, backoff(try, retryBase, unansweredMost))
+			}
+		} else {
+			r.answered(s)
+			try = 0
+		}
 		if out.Class != operation.OutcomeWaiting || r.interrupted(ctx, boundary != nil) != nil {
 			return out
 		}
@@ -283,7 +297,7 @@ func (r *run) executeWaiting(ctx context.Context, s *stepState, boundary <-chan 
 
 // close reports how an attempt ended.
 func (r *run) close(s *stepState, phase operation.StepPhase, out executor.Outcome) {
-	s.Phase, s.said = phase, detail(out.Detail)
+	s.Phase, s.said, s.nothing = phase, detail(out.Detail), out.Nothing
 	r.out.step(false, protocol.StepReport{
 		StepID: s.ID, Phase: phase, Outcome: out.Class, ErrorCode: out.ErrorCode,
 		Detail: out.Detail, CommandID: out.CommandID,

@@ -1,0 +1,72 @@
+package loop
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// What refuses a pod throughout has done so since the first refusal, though nothing
+// stands in the way while the pod is asked for again.
+func TestSinceOutlastsARetry(t *testing.T) {
+	t.Parallel()
+	begun := time.Date(2026, 3, 4, 5, 25, 14, 0, time.UTC)
+	refused := protocol.Blocker{Code: "eviction_refused", Resource: "pod/ns/web", Rule: "policy/no-mondays", Detail: "no"}
+	reworded := refused
+	reworded.Detail = "not on a Monday"
+	other := refused
+	other.Rule = "webhook/guard"
+	for name, tt := range map[string]struct {
+		looks []protocol.Blocker // one a look; of no code: nothing stood in the way
+		every time.Duration
+		since time.Duration // of the last one, from the first look
+	}{
+		"throughout":               {[]protocol.Blocker{refused, refused, refused}, time.Hour, 0},
+		"asked again and again":    {[]protocol.Blocker{refused, {}, refused, {}, refused}, 4 * time.Second, 0},
+		"in other words":           {[]protocol.Blocker{refused, {}, reworded}, 4 * time.Second, 0},
+		"after the longest pause":  {[]protocol.Blocker{refused, {}, refused}, standsAgainWithin, 0},
+		"anew, after it was gone":  {[]protocol.Blocker{refused, {}, refused}, standsAgainWithin + time.Second, 2 * (standsAgainWithin + time.Second)},
+		"by another rule":          {[]protocol.Blocker{refused, {}, other}, 4 * time.Second, 8 * time.Second},
+		"beside another, no more":  {[]protocol.Blocker{refused, other, {}, refused}, 10 * time.Second, 0},
+		"not since another's time": {[]protocol.Blocker{other, refused}, 10 * time.Second, 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var o obstacles
+			var told []protocol.Blocker
+			for i, b := range tt.looks {
+				var now []protocol.Blocker
+				if b.Code != "" {
+					now = append(now, b)
+				}
+				told = o.now(begun.Add(time.Duration(i)*tt.every), now)
+			}
+			if want := begun.Add(tt.since); len(told) != 1 || told[0].Since == nil || !told[0].Since.Equal(want) {
+				t.Errorf("told %+v, not since %s", told, want)
+			}
+		})
+	}
+}
+
+// A drain of many pods does not remember all that ever stood in its way.
+func TestObstaclesAreForgotten(t *testing.T) {
+	t.Parallel()
+	var o obstacles
+	at := time.Now()
+	for look := range 5 {
+		many := make([]protocol.Blocker, operation.MaxProgressBlockers+10)
+		for i := range many {
+			many[i] = protocol.Blocker{Code: "pdb", Resource: fmt.Sprintf("pod/ns/%d-%d", look, i)}
+		}
+		if told := o.now(at, many); len(told) != operation.MaxProgressBlockers {
+			t.Errorf("%d blockers are told", len(told))
+		}
+		at = at.Add(standsAgainWithin + time.Second)
+	}
+	if len(o) > 2*operation.MaxProgressBlockers {
+		t.Errorf("%d are remembered", len(o))
+	}
+}
