@@ -35,6 +35,11 @@ func (s *Service) Preview(ctx context.Context, spec *operation.Spec) (admission.
 	now := s.Store.Now().UTC()
 	p := preview{Cluster: spec.Cluster, Request: protocol.PreviewRequest{ID: id.New(id.Preview, now), Type: spec.Request.Type,
 		TargetUID: spec.TargetUID, TargetName: spec.TargetName, NodeName: spec.NodeName, Payload: spec.Request.Payload}}
+	deadline := now.Add(operation.DeadlinesOf(spec.Request.Type).Default)
+	if spec.Request.Deadline != nil {
+		deadline = *spec.Request.Deadline
+	}
+	p.Request.DeadlineMS = max(deadline.Sub(now).Milliseconds(), 0)
 	key := record.PreviewKey(p.Request.ID)
 	err := s.Store.Ledger.Commit(ctx, ledger.Write{Item: ledger.Item{Key: key, Data: record.Encode(p), Expires: now.Add(5 * time.Minute)}})
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/id"
@@ -146,6 +148,7 @@ type Fields struct {
 	out  map[string]any
 	seen map[string]bool
 	Errs []FieldError
+	list []PayloadField // all that were asked for, in that order
 }
 
 // NewFields starts reading raw, which sits at the pointer.
@@ -184,6 +187,7 @@ func (f *Fields) get(name string, v any, kind string) bool {
 // Int reads an integer within [lo, hi], or takes the default.
 func (f *Fields) Int(name string, lo, hi, def int) int {
 	v := def
+	f.describe(PayloadField{Name: name, Values: fmt.Sprintf("an integer from %d to %d", lo, hi), Default: strconv.Itoa(def)})
 	if f.get(name, &v, fmt.Sprintf("an integer from %d to %d", lo, hi)) && (v < lo || v > hi) {
 		f.fail(name, "range", "must be from %d to %d", lo, hi)
 	}
@@ -194,6 +198,7 @@ func (f *Fields) Int(name string, lo, hi, def int) int {
 // OptInt reads an integer that has no default.
 func (f *Fields) OptInt(name string, lo, hi int) {
 	var v int
+	f.describe(PayloadField{Name: name, Values: fmt.Sprintf("an integer from %d to %d", lo, hi)})
 	if f.get(name, &v, fmt.Sprintf("an integer from %d to %d", lo, hi)) {
 		if v < lo || v > hi {
 			f.fail(name, "range", "must be from %d to %d", lo, hi)
@@ -205,6 +210,7 @@ func (f *Fields) OptInt(name string, lo, hi int) {
 // Bool reads a boolean, or takes the default.
 func (f *Fields) Bool(name string, def bool) bool {
 	v := def
+	f.describe(PayloadField{Name: name, Values: "true or false", Default: strconv.FormatBool(def)})
 	f.get(name, &v, "true or false")
 	f.out[name] = v
 	return v
@@ -213,6 +219,7 @@ func (f *Fields) Bool(name string, def bool) bool {
 // Enum reads one of the values, or takes the default.
 func (f *Fields) Enum(name, def string, values ...string) string {
 	v := def
+	f.describe(PayloadField{Name: name, Values: strings.Join(values, ", "), Default: def})
 	if f.get(name, &v, "a string") && !slices.Contains(values, v) {
 		f.fail(name, "enum", "must be one of %v", values)
 	}
@@ -224,6 +231,7 @@ func (f *Fields) Enum(name, def string, values ...string) string {
 // or empty one is an error.
 func (f *Fields) String(name string, required bool, limit int) string {
 	var v string
+	f.describe(PayloadField{Name: name, Values: fmt.Sprintf("a string of at most %d bytes", limit), Required: required})
 	ok := f.get(name, &v, "a string")
 	switch {
 	case !ok || v == "":
@@ -247,6 +255,7 @@ func (f *Fields) failed(name string) bool {
 // Raw takes a field as it is.
 func (f *Fields) Raw(name string) json.RawMessage {
 	f.seen[name] = true
+	f.describe(PayloadField{Name: name, Values: "JSON"})
 	return f.raw[name]
 }
 

@@ -15,6 +15,8 @@ type PreviewRequest struct {
 	TargetName string          `json:"target_name"`
 	NodeName   string          `json:"node_name,omitempty"`
 	Payload    json.RawMessage `json:"payload"`
+	// DeadlineMS is how long the operation would have; 0: not told.
+	DeadlineMS int64 `json:"deadline_ms,omitempty"`
 }
 
 // PreviewAnswer is POST /v1/agent/previews/{id}.
