@@ -1,10 +1,12 @@
 package agentapi
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,5 +56,54 @@ func TestClockIsTold(t *testing.T) {
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("told (-want +got):\n%s", d)
+	}
+}
+
+// TestAStreamsClockAhead: events of agents that a stream's clock, which a process of
+// the plane pushed ahead, receives much later than they came are counted and logged.
+func TestAStreamsClockAhead(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		ahead time.Duration
+		want  int64
+	}{{0, 0}, {event.MaxClockAhead, 0}, {event.MaxClockAhead + time.Second, 3}, {2 * time.Hour, 3}} {
+		t.Run(tt.ahead.String(), func(t *testing.T) {
+			t.Parallel()
+			now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+			clock := func() time.Time { return now }
+			db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db"), Now: clock})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = db.Close() })
+			var log bytes.Buffer
+			var told Received
+			s := &Service{Store: &record.Store{Ledger: db, Now: clock, Timing: operation.OneMachine}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+				Received: func(_ context.Context, _ string, r Received) { told = r }}
+			hb, err := s.Heartbeat(t.Context(), "clu_1", protocol.Heartbeat{Name: "a", Boot: "b", SentAt: now})
+			if err != nil {
+				t.Fatal(err)
+			}
+			head, version, err := event.LoadHead(t.Context(), db, "clu_1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := db.Commit(t.Context(), event.ClockWrite(head, version, "clu_1", now.Add(tt.ahead).UnixMilli())); err != nil {
+				t.Fatal(err)
+			}
+			req := protocol.EventsRequest{AgentID: hb.AgentID, Boot: "b"}
+			for _, n := range []int64{1, 3} { // and a gap between the two
+				req.Events = append(req.Events, protocol.Event{N: n, Type: "node.ready", At: now, Subject: protocol.Subject{Kind: "node", UID: "u"}})
+			}
+			if _, err := s.Events(t.Context(), "clu_1", req); err != nil {
+				t.Fatal(err)
+			}
+			if got := s.Intake.Read(); got.Raised != tt.want || told.Raised != tt.want || got.Taken != 2 {
+				t.Errorf("counted %+v, told %+v", got, told)
+			}
+			if logged := strings.Contains(log.String(), "stream=clu_1 ahead="+tt.ahead.String()); logged != (tt.want > 0) {
+				t.Errorf("logged: %s", log.String())
+			}
+		})
 	}
 }

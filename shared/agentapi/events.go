@@ -147,7 +147,13 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	mark := ledger.Write{Item: ledger.Item{Key: key, Data: record.Encode(at)}, Expect: it.Version}
 	switch {
 	case len(evs) > 0:
-		_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(cluster), evs, func() ([]ledger.Write, error) { return []ledger.Write{mark}, nil })
+		var kept []event.Event
+		kept, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(cluster), evs, func() ([]ledger.Write, error) { return []ledger.Write{mark}, nil })
+		var by time.Duration
+		if got.Raised, by = event.Raised(evs, kept); got.Raised > 0 {
+			s.Logger.WarnContext(ctx, "a stream's clock is ahead: a clock of the plane's is or was wrong, and rules go by it until that time has come",
+				"stream", event.StreamOf(cluster), "ahead", by)
+		}
 	case used:
 		err = s.Store.Ledger.Commit(ctx, mark)
 	}

@@ -13,10 +13,12 @@ type Received struct {
 	Refused int64 // not taken for what they are
 	Gaps    int64 // stretches of numbers that are missing
 	Missing int64 // the numbers in them
+	Raised  int64 // of those taken and the gaps, those that the stream's clock received much later (event.Raised)
 }
 
 func (r *Received) add(o Received) {
 	r.Taken, r.Resent, r.Refused, r.Gaps, r.Missing = r.Taken+o.Taken, r.Resent+o.Resent, r.Refused+o.Refused, r.Gaps+o.Gaps, r.Missing+o.Missing
+	r.Raised += o.Raised
 }
 
 // Counts are the numbers under their names.
@@ -27,15 +29,16 @@ func (r Received) Counts() []tally.Count {
 		{Name: "events_refused_total", Help: "Events of agents that were not taken for what they are.", Value: r.Refused},
 		{Name: "event_gaps_total", Help: "Stretches of agents' events that were lost on the way.", Value: r.Gaps},
 		{Name: "events_missing_total", Help: "Events of agents that were lost on the way.", Value: r.Missing},
+		{Name: "events_clock_ahead_total", Help: "Events of agents that were received by a stream's clock which is more than 5 minutes ahead of the plane's.", Value: r.Raised},
 	}
 }
 
 // Intake counts what has become of agents' events since the process began.
-type Intake struct{ taken, resent, refused, gaps, missing atomic.Int64 }
+type Intake struct{ taken, resent, refused, gaps, missing, raised atomic.Int64 }
 
 // Read returns the counts so far.
 func (i *Intake) Read() Received {
-	return Received{Taken: i.taken.Load(), Resent: i.resent.Load(), Refused: i.refused.Load(), Gaps: i.gaps.Load(), Missing: i.missing.Load()}
+	return Received{Taken: i.taken.Load(), Resent: i.resent.Load(), Refused: i.refused.Load(), Gaps: i.gaps.Load(), Missing: i.missing.Load(), Raised: i.raised.Load()}
 }
 
 func (i *Intake) add(r Received) {
@@ -44,4 +47,5 @@ func (i *Intake) add(r Received) {
 	i.refused.Add(r.Refused)
 	i.gaps.Add(r.Gaps)
 	i.missing.Add(r.Missing)
+	i.raised.Add(r.Raised)
 }

@@ -150,6 +150,28 @@ func received(head Head, evs []Event) []Event {
 	return out
 }
 
+// MaxClockAhead is how far ahead of a process's clock a stream's may be without being
+// told of. The stream's never goes back, so that one append by a clock that is ahead
+// gives all later ones its time until real time has come there. A rule's windows,
+// which reach Lateness (package alert) behind a receipt, are wrong for so long.
+//
+// That is told and not mended. By the true receipt, kept beside, windows would be
+// right and timers wrong: they come by the stream's clock, before which they would be
+// due, so that what should hold for a while would fire at once. Nor is the append
+// refused: after a quiet time every clock is as far ahead of its stream's.
+const MaxClockAhead = 5 * time.Minute
+
+// Raised tells how many of the events that an append was given were kept as received
+// more than MaxClockAhead later, and how much later at most.
+func Raised(given, kept []Event) (n int64, most time.Duration) {
+	for i := range kept {
+		if by := kept[i].ReceivedAt.Sub(given[i].ReceivedAt); by > MaxClockAhead {
+			n, most = n+1, max(most, by)
+		}
+	}
+	return n, most
+}
+
 // ClockWrite returns the write by which a stream's clock is at least the time, in
 // Unix milliseconds, conditional on the head as it was read: whatever is appended
 // behind it is received then or later. A clock that is there already is only held
