@@ -334,8 +334,9 @@ func (e *devices) takeAway(ctx context.Context, t *executor.Task, job *batchv1.J
 		select {
 		case <-changed:
 		case <-late.C:
-			if !any {
-				return blind, nil
+			if !any { // none was made, unless nobody was told of it
+				_, _, _, err := watched.State()
+				return blind || err != nil, nil
 			}
 		case <-under.Done():
 			return true, nil

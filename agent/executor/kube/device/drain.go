@@ -21,6 +21,9 @@ import (
 // two looks, but not for ever.
 const maxRounds = 4
 
+// codeOwnNode is the code with which a drain hands its lease over.
+const codeOwnNode = "own_node"
+
 // drainHolders evicts the pods that hold the device, within their budgets, waits
 // until they are gone, and has the host look again.
 func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) executor.Outcome {
@@ -46,20 +49,24 @@ func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) 
 		if code, why := on.never(); code != "" {
 			return executor.Permanent(code, why)
 		}
-		if len(on.pods) == 0 && on.lost == 0 {
+		// What eviction does not move stays when the pods are gone: none goes for nothing.
+		if on.lost == 0 && (len(on.pods) == 0 || !on.drainable()) {
 			o := executor.Permanent(a.Code, a.Detail)
 			o.ActionText = on.free(true)
 			return o
+		}
+		if !on.drainable() { // the host's word is old: it is asked again first
+			continue
 		}
 		total += len(on.pods)
 		if stop := e.evict(ctx, t, d, pods, on.pods); stop != nil {
 			return *stop
 		}
-		if !on.drainable() && on.lost == 0 {
-			o := executor.Permanent(a.Code, a.Detail)
-			o.ActionText = on.free(true)
-			return o
-		}
+	}
+	if !on.drainable() {
+		o := executor.Permanent(report.CodeBusy, fmt.Sprintf("GPU %s is held by %s", d.uuid, on.names()))
+		o.ActionText = on.free(true)
+		return o
 	}
 	o := executor.Permanent(report.CodeBusy, fmt.Sprintf("GPU %s is held again each time its pods were evicted, now by %s", d.uuid, on.names()))
 	o.ActionText = "cordon the node, then reset again"
@@ -88,10 +95,25 @@ func (e *devices) evict(ctx context.Context, t *executor.Task, d target, chosen 
 	switch {
 	case o.Class == operation.OutcomeDone:
 		return nil
+	case o.Class == executor.ClassHandBack: // what this agent knows goes with its lease
+		e.note(t.Assignment, func(out *outcome) {
+			if len(out.drained) > 0 {
+				o.Detail += "; evicted so far: " + some(out.drained)
+			}
+		})
 	case o.ErrorCode == "node_gone" || o.ErrorCode == "node_replaced":
 		o.ErrorCode = report.CodeGone
 	}
 	return &o
+}
+
+// some names the first of the pods, and how many there are besides.
+func some(pods []string) string {
+	const most = 10
+	if len(pods) <= most {
+		return strings.Join(pods, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(pods[:most], ", "), len(pods)-most)
 }
 
 // holders are a device's holders as the cluster knows them.

@@ -1,12 +1,25 @@
 package device
 
 import (
+	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	ktesting "k8s.io/client-go/testing"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // TestResolve: pods that ended are no holders, and one that stops is waited for,
@@ -33,6 +46,119 @@ func TestResolve(t *testing.T) {
 		}
 		if code, _ := h.never(); code != c.never || len(h.pods) != c.pods || h.lost != c.lost || len(h.uids) != c.uids {
 			t.Errorf("%s: %s, %d pods, %d lost, %d uids", name, code, len(h.pods), h.lost, len(h.uids))
+		}
+	}
+}
+
+// TestNothingIsEvictedInVain: a device that something holds which eviction does not
+// move is busy before any pod has gone, also when the host names pods that ended.
+func TestNothingIsEvictedInVain(t *testing.T) {
+	t.Parallel()
+	pod := func(uid string) report.Holder {
+		return report.Holder{Kind: report.HolderProcess, Count: 1, Pod: &report.Pod{Namespace: "serve", Name: "x", UID: uid}}
+	}
+	process := report.Holder{Kind: report.HolderProcess, Name: "python3", PIDs: []int{7}, Count: 1}
+	for name, c := range map[string]struct {
+		holders []report.Holder
+		looks   int
+	}{
+		"a process":                     {[]report.Holder{pod("uid-a"), process}, 1},
+		"a DaemonSet's pod":             {[]report.Holder{pod("uid-a"), pod("uid-fixed")}, 1},
+		"a process, and a pod that was": {[]report.Holder{pod("uid-a"), process, pod("uid-ended")}, maxRounds},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				fixed := worker("fixed")
+				fixed.OwnerReferences[0].Kind = "DaemonSet"
+				e, client, _ := fakes(t, worker("a"), fixed)
+				client.PrependWatchReactor("pods", func(ktesting.Action) (bool, watch.Interface, error) { return true, watch.NewFake(), nil })
+				task := stepTask("op_a", 1, 1)
+				answer := yes(task, report.VerbPreflight)
+				answer.OK, answer.Code, answer.Device.Holders = false, report.CodeBusy, c.holders
+				client.PrependReactor("create", "jobs", func(a ktesting.Action) (bool, runtime.Object, error) {
+					j := a.(ktesting.CreateAction).GetObject().(*batchv1.Job)
+					j.UID = types.UID("uid-" + j.Name)
+					return false, nil, client.Tracker().Add(podOf(j, said(answer)))
+				})
+				o := e.drainHolders(t.Context(), task, target{fakeUUID, fakeNode})
+				if o.Class != operation.OutcomePermanent || o.ErrorCode != report.CodeBusy || !strings.Contains(o.ActionText, "reset again") {
+					t.Errorf("%+v", o)
+				}
+				if n := made(client, "pods", "eviction"); n != 0 {
+					t.Errorf("%d pods were evicted", n)
+				}
+				if n := made(client, "jobs", ""); n != c.looks {
+					t.Errorf("the host was asked %d times, want %d", n, c.looks)
+				}
+			})
+		})
+	}
+}
+
+// TestTakenAwayUnseen: a Job was taken away and no pod of it was seen. That none was
+// made is only known while the pods are told of.
+func TestTakenAwayUnseen(t *testing.T) {
+	t.Parallel()
+	for name, away := range map[string]bool{"told of": false, "the API server went away": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				e, client, pods := fakes(t)
+				task := stepTask("op_a", 1, 1)
+				j := asked(e, task, report.VerbReset, time.Now(), time.Time{})
+				if err := client.Tracker().Add(j); err != nil {
+					t.Fatal(err)
+				}
+				var down atomic.Bool
+				client.PrependWatchReactor("pods", func(ktesting.Action) (bool, watch.Interface, error) {
+					return down.Load(), nil, errors.New("connection refused")
+				})
+				client.PrependReactor("delete", "jobs", func(ktesting.Action) (bool, runtime.Object, error) {
+					if away {
+						down.Store(true)
+						pods.Stop()
+					}
+					return false, nil, nil
+				})
+				ran, stop := e.takeAway(t.Context(), task, j)
+				if stop != nil || ran != away {
+					t.Errorf("may have run: %v, want %v; %+v", ran, away, stop)
+				}
+			})
+		})
+	}
+}
+
+// TestEvictedUnderAnEarlierLease: what it handed over is told with what came after,
+// and that more may have gone is said.
+func TestEvictedUnderAnEarlierLease(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		generation        int64
+		code              string
+		drained           []string
+		residual, unknown string
+	}{
+		"one lease":          {1, "", []string{"serve/a"}, "not reset: serve/a", ""},
+		"handed over":        {2, codeOwnNode, []string{"serve/a"}, "not reset: serve/a; under an earlier lease: 2 of 3", "beyond what it told: 2 of 3"},
+		"nothing since":      {2, codeOwnNode, nil, "not reset: under an earlier lease: 2 of 3", "beyond"},
+		"the lease was lost": {2, "lease_lost", []string{"serve/a"}, "not reset: serve/a", "which pods were evicted under an earlier lease"},
+	} {
+		e, _, _ := fakes(t)
+		a := stepTask("op_a", 1, c.generation).Assignment
+		a.Steps = []protocol.Step{
+			{PlanStep: operation.PlanStep{ID: "s1", Name: "drain_holders"}, Phase: operation.StepSucceeded, ErrorCode: c.code, Detail: "2 of 3 pods gone"},
+			{PlanStep: operation.PlanStep{ID: "s2", Name: "reset"}, Phase: operation.StepFailed},
+		}
+		e.note(a, func(o *outcome) { o.drained, o.device = c.drained, &report.Device{UUID: fakeUUID} })
+		var end executor.Ending
+		e.observe(t.Context(), a, &end)
+		if len(end.Residual) != 1 || !strings.Contains(end.Residual[0].Detail, c.residual) {
+			t.Errorf("%s: residual %+v, want %q", name, end.Residual, c.residual)
+		}
+		if all := strings.Join(end.NotVerified, ";"); !strings.Contains(all, c.unknown) || c.unknown == "" && strings.Contains(all, "earlier lease") {
+			t.Errorf("%s: not verified: %s", name, all)
 		}
 	}
 }

@@ -82,9 +82,32 @@ func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *exec
 	if known.source == report.SourceRecorded {
 		end.NotVerified = append(end.NotVerified, "a GPU: the host's answers are recorded")
 	}
-	if drain := executor.StepNamed(a, "drain_holders"); len(known.drained) > 0 && reset.Phase != operation.StepSucceeded && reset.Phase != operation.StepUnknown {
+	e.tellEvicted(a, known.drained, reset.Phase, end)
+}
+
+// tellEvicted says that pods were evicted for a device that was not reset. What an
+// earlier lease evicted is known if it handed the step over, from its last word; not
+// if it was lost.
+func (e *devices) tellEvicted(a *protocol.Assignment, evicted []string, reset operation.StepPhase, end *executor.Ending) {
+	drain := executor.StepNamed(a, "drain_holders")
+	if drain.ID == "" {
+		return
+	}
+	var who []string
+	if len(evicted) > 0 {
+		who = append(who, some(evicted))
+	}
+	if a.Generation > 1 {
+		unknown := "which pods were evicted under an earlier lease"
+		if drain.ErrorCode == codeOwnNode {
+			who = append(who, "under an earlier lease: "+drain.Detail)
+			unknown += ", beyond what it told: " + drain.Detail
+		}
+		end.NotVerified = append(end.NotVerified, unknown)
+	}
+	if len(who) > 0 && reset != operation.StepSucceeded && reset != operation.StepUnknown {
 		end.Residual = append(end.Residual, operation.Residual{StepID: drain.ID, Step: drain.Name, Resource: resourceOf(a, drain),
-			Detail: "pods were evicted and the device was not reset: " + strings.Join(known.drained[:min(len(known.drained), 10)], ", ")})
+			Detail: "pods were evicted and the device was not reset: " + strings.Join(who, "; ")})
 	}
 }
 

@@ -215,12 +215,22 @@ func TestDrainOfTheAgentsOwnPod(t *testing.T) {
 	if got := evicted(); len(got) != 1 || got[0] != other {
 		t.Fatalf("evicted %v before the lease was handed back, want %s", got, other)
 	}
+	handed := o.Detail
 	c := b.open(nil) // the other agent
 	b.c, b.typ = c, Reset(c, b.cfg, node.NewDrains(c, node.Options{}))
 	o, _ = b.run("drain_holders", "op_own", 1, 2, `{"drain":true}`)
 	want(t, o, operation.OutcomeDone, "")
 	if got := evicted(); len(got) != 2 || got[1] != own {
 		t.Errorf("evicted %v, want %s and then %s", got, other, own)
+	}
+	// The reset fails then: what both evicted is told.
+	var end executor.Ending
+	b.typ.Observe(t.Context(), &protocol.Assignment{Operation: "op_own", Run: 1, Generation: 2, TargetUID: testUUID, NodeName: b.node, Steps: []protocol.Step{
+		{PlanStep: operation.PlanStep{ID: "s1", Name: "drain_holders"}, Phase: operation.StepSucceeded, ErrorCode: "own_node", Detail: handed},
+		{PlanStep: operation.PlanStep{ID: "s2", Name: "reset"}, Phase: operation.StepFailed},
+	}}, &end)
+	if len(end.Residual) != 1 || !strings.Contains(end.Residual[0].Detail, pods[0].Name) || !strings.Contains(end.Residual[0].Detail, pods[1].Name) {
+		t.Errorf("residual %+v, want both %s and %s", end.Residual, pods[0].Name, pods[1].Name)
 	}
 }
 
