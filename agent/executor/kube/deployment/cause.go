@@ -21,6 +21,8 @@ const (
 	codeUnschedulable = "unschedulable"
 	codeDeadline      = "progress_deadline_exceeded"
 	codeTerminating   = "terminating" // an old pod that has not gone
+	codePaused        = "paused"
+	codeUnavailable   = "api_unavailable"
 )
 
 // maxMessage bounds what a container or a policy said, in bytes.
@@ -34,7 +36,7 @@ const slowCrashes = 3
 type cause struct {
 	code     string
 	resource string // the first one it was seen on
-	rule     string // image, container, quota or scheduler
+	rule     string // image, container, quota, scheduler or spec.paused
 	detail   string
 	since    time.Time // zero: the API server does not say
 	pods     int
@@ -50,7 +52,7 @@ func (c cause) key() string { return c.code + "\x00" + c.rule }
 // rank orders causes: what the pods themselves say comes before what keeps pods
 // from being made or placed.
 func (c cause) rank() int {
-	return slices.Index([]string{codeConfig, codeImagePull, codeCrashLoop, codeQuota, codeCreateRefused, codeUnschedulable}, c.code)
+	return slices.Index([]string{codeConfig, codeImagePull, codeCrashLoop, codePaused, codeQuota, codeCreateRefused, codeUnschedulable}, c.code)
 }
 
 // podCauses reads a pod that is not ready.
@@ -133,6 +135,20 @@ func refusedPods(resource, message string, since time.Time) cause {
 	if _, quota, is := strings.Cut(message, "exceeded quota: "); is {
 		name, _, _ := strings.Cut(quota, ",")
 		c.code, c.rule = codeQuota, "quota "+name
+	}
+	return c
+}
+
+// pausedCause says that nothing goes on: a paused Deployment rolls nothing, and its
+// controller stops the clock of the progress deadline.
+// https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#pausing-and-resuming-a-deployment
+func pausedCause(r *rollout) cause {
+	c := cause{code: codePaused, resource: "deployment/" + r.name(), rule: "spec.paused",
+		detail: fmt.Sprintf("the rollout of %s is paused (spec.paused): nothing goes on until somebody resumes it", r.name())}
+	for _, k := range conditionsOf(r.object) {
+		if k.Type == "Progressing" && k.Reason == "DeploymentPaused" {
+			c.since = k.LastTransitionTime.Time
+		}
 	}
 	return c
 }

@@ -23,7 +23,8 @@
 //     opsplane.io/progress-deadline-seconds says;
 //   - with undo asked for, a cause that no waiting mends (the image cannot be
 //     pulled, a container crashes or cannot be configured) fails it after
-//     Bounds.Patience.
+//     Bounds.Patience, and before the operation's deadline, while there is time to
+//     take it back, anything that stands in the way: nothing may be issued later.
 //
 // # Undo
 //

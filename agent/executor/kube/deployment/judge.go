@@ -97,6 +97,9 @@ func (s scene) judge(by cluster.Mark, b Bounds, undo bool, seen map[string]time.
 		list = append(list, podCauses(p)...)
 	}
 	slices.SortFunc(v.old, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	if s.paused {
+		list = append(list, pausedCause(s.rollout))
+	}
 	list = append(append(list, s.refused...), s.events...)
 	v.causes = sum(list)
 	for i, c := range v.causes {

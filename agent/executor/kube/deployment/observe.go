@@ -2,10 +2,13 @@ package deployment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -56,6 +59,9 @@ func (r *roller) leftover(ctx context.Context, a *protocol.Assignment, d *rollou
 		why := v.why
 		if why == "" {
 			why = d.String()
+			if len(v.causes) > 0 {
+				why = v.causes[0].detail + " (" + why + ")"
+			}
 		}
 		end.Leave(a, "wait", "the rollout is incomplete: "+why)
 	case len(v.old) > d.desired-d.want:
@@ -90,13 +96,18 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 	a := &protocol.Assignment{Operation: q.ID, TargetName: q.TargetName, TargetUID: q.TargetUID}
 	d, err := r.find(ctx, a)
 	switch {
+	case apierrors.IsForbidden(err):
+		return denied("get", q.TargetName, err), nil
 	case err != nil:
 		return nil, fmt.Errorf("read %s: %w", q.TargetName, err)
 	case d == nil:
 		return []protocol.Blocker{{Code: "deployment_gone", Resource: q.TargetName, Detail: gone(a)}}, nil
 	}
 	hold, notes, err := r.check(ctx, d, cluster.Mark{Operation: q.ID}, p)
-	if err != nil {
+	switch {
+	case apierrors.IsForbidden(err):
+		return denied("patch", "deployment/"+d.name(), err), nil
+	case err != nil:
 		return nil, fmt.Errorf("preview the restart of %s: %w", d.name(), err)
 	}
 	list := []protocol.Blocker{}
@@ -106,5 +117,21 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 	if len(notes) > 0 && !d.settled() {
 		list = append(list, protocol.Blocker{Code: "rolling", Resource: "deployment/" + d.name(), Rule: "status", Detail: d.name() + " is being rolled out: " + d.String()})
 	}
+	if short := d.short(r.bounds, time.Duration(q.DeadlineMS)*time.Millisecond); short != nil {
+		list = append(list, *short)
+	}
 	return list, nil
+}
+
+// denied is the blocker of a right that the agent's role lacks.
+func denied(verb, resource string, err error) []protocol.Blocker {
+	o := cluster.Broken(err)
+	b := protocol.Blocker{Code: o.ErrorCode, Resource: resource, Rule: "right to " + verb, Detail: o.Detail}
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		if about := status.Status().Details; about != nil && about.Kind != "" {
+			b.Rule += " " + strings.TrimSuffix(about.Kind+"."+about.Group, ".")
+		}
+	}
+	return []protocol.Blocker{b}
 }

@@ -100,7 +100,7 @@ func TestRollCancelledLeavesTheRollout(t *testing.T) {
 	if o := <-waited; o.Class != operation.OutcomeWaiting || o.ErrorCode != "cancelled" {
 		t.Errorf("wait: %+v", o)
 	}
-	if o := l.run(s.ctx(), "undo"); o.Class != operation.OutcomeDone || !strings.Contains(o.Detail, "left as it is") {
+	if o := l.run(s.ctx(), "undo"); o.Class != operation.OutcomeDone || !o.Nothing || !strings.Contains(o.Detail, "left as it is") {
 		t.Errorf("undo: %+v", o)
 	}
 	if len(l.commands) != 1 {

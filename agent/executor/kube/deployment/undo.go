@@ -60,7 +60,7 @@ func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
 		case d == nil:
 			return executor.Permanent("deployment_gone", gone(t.Assignment))
 		case !d.restarted(by):
-			return executor.Done("nothing to undo: " + d.name() + " does not carry this operation's restart")
+			return leftAsIs("nothing to undo: " + d.name() + " does not carry this operation's restart")
 		case d.mark.Stale(by):
 			return executor.Transient("fenced", "nothing was issued: a newer lease of this operation has changed "+d.name())
 		case d.record.Undone:
@@ -74,8 +74,11 @@ func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
 		if err != nil {
 			return unread(err)
 		}
-		if why := s.notFailing(by, r.bounds, r.Now()); why != "" {
-			return executor.Done("left as it is: " + d.name() + " " + why)
+		if why := s.notFailing(by, r.bounds, t.Remaining, r.Now()); why != "" {
+			return leftAsIs("left as it is: " + d.name() + " " + why)
+		}
+		if d.paused { // whoever paused it has it in hand, and nothing would go back
+			return executor.Permanent(codePaused, fmt.Sprintf("left as it is: the rollout of %s is paused, nothing would go back until it is resumed", d.name()))
 		}
 		if halt := executor.Halted(ctx, t); halt != "" {
 			return executor.Waiting(halt, "stopped before the undo of "+d.name())
@@ -96,11 +99,21 @@ func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
 	return executor.Transient("conflict", "the deployment is written to all the time")
 }
 
+// leftAsIs is the outcome of an undo that had nothing to take back.
+func leftAsIs(detail string) executor.Outcome {
+	o := executor.Done(detail)
+	o.Nothing = true
+	return o
+}
+
 // notFailing tells why there is nothing to undo; "" if there is. Whatever kept
 // the pods from getting ready a moment ago is taken at its word here: a crash
 // loop's container may be running just now.
-func (s scene) notFailing(by cluster.Mark, b Bounds, now time.Time) string {
+func (s scene) notFailing(by cluster.Mark, b Bounds, left func() time.Duration, now time.Time) string {
 	v := s.judge(by, Bounds{Stall: b.Stall}, true, map[string]time.Time{}, now)
+	if left != nil {
+		v.giveUp(s, b, left(), now)
+	}
 	switch {
 	case v.rolled:
 		return "came through: " + s.String()

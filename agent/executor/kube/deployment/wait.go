@@ -70,6 +70,7 @@ func (r *roller) confirm(ctx context.Context, t *executor.Task) executor.Outcome
 			t.Progress(0, len(v.old), "old pods", fmt.Sprintf("%s, %d old pods are stopping", s, len(v.old)))
 			return nil
 		}
+		t.Progress(s.updated, s.want, "replicas", s.String()) // how it ended, not which pods it waited for
 		o := executor.Done(fmt.Sprintf("%s is rolled out: %s", s.name(), s))
 		return &o
 	})
@@ -105,6 +106,9 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 			o = executor.Permanent("superseded", supersededBy(s.rollout))
 		default:
 			v = s.judge(by, r.bounds, p.Undo == "on_failure", seen, r.Now())
+			if p.Undo == "on_failure" && t.Remaining != nil {
+				v.giveUp(*s, r.bounds, t.Remaining(), r.Now())
+			}
 			if v.code == "" {
 				return end(s, v)
 			}
@@ -139,7 +143,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		}
 		release()
 		if halt := executor.Halted(ctx, t); halt != "" {
-			return r.halted(halt, d, s)
+			return r.halted(halt, s, v)
 		}
 		denied, away := w.Trouble()
 		switch {
@@ -147,6 +151,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 			return cluster.Broken(denied)
 		case away != nil:
 			t.Progress(s.updated, s.want, "replicas", "the API server does not answer; "+s.String()+" when it last did")
+			tell(t, []protocol.Blocker{{Code: codeUnavailable, Resource: "cluster", Rule: "api_server", Detail: "the API server does not answer: " + bound(away.Error())}})
 		}
 		v.wake = time.Time{} // until it is judged again
 		if away != nil || !w.Ready() {
@@ -166,7 +171,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		if o != nil && o.Class != operation.OutcomeDone { // a cache may lag behind, after an outage by much
 			fresh, err := r.anew(ctx, t.Assignment, now)
 			if halt := executor.Halted(ctx, t); halt != "" {
-				return r.halted(halt, d, s)
+				return r.halted(halt, s, v)
 			}
 			if err != nil {
 				return unread(err)
@@ -202,13 +207,4 @@ func boundary(t *executor.Task) <-chan struct{} {
 		return nil
 	}
 	return t.Cancelled
-}
-
-// halted: the rollout goes on by itself, whatever becomes of the operation.
-func (r *roller) halted(why string, d *rollout, s *scene) executor.Outcome {
-	o := executor.Waiting(why, fmt.Sprintf("%s: %s; the cluster rolls on by itself", d.name(), s))
-	if why == "interrupted" {
-		_, o.ActionCode, o.ActionText = executor.Action("rolling")
-	}
-	return o
 }
