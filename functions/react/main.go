@@ -6,7 +6,6 @@ import (
 	"context"
 	"log/slog"
 	"os"
-	"time"
 
 	"github.com/aws/aws-lambda-go/lambda"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/worker"
+	"github.com/opsplane/opsplane/shared/worker/judging"
 )
 
 func main() {
@@ -33,18 +33,6 @@ func handler(ctx context.Context) (*worker.React, error) {
 	}
 	r := &react.Reactor{Store: p.Store, Logger: p.Log}
 	n := &notify.Service{Store: p.Store, Logger: p.Log, Allow: p.Config.WebhookAllow, Base: p.Config.PublicURL}
-	return &worker.React{Store: p.Store, Follow: worker.Telling(r.Follow, n.Follow), Counts: func() worker.Judged { return counts(r.Metrics.Read()) },
+	return &worker.React{Store: p.Store, Follow: worker.Telling(r.Follow, n.Follow), Counts: judging.Counts(r),
 		Decode: dynamo.DecodeChange, Logger: p.Log, Metrics: p.Metrics}, nil
-}
-
-// counts sums what a reactor has counted.
-func counts(s react.Stats) worker.Judged {
-	j := worker.Judged{Counts: s.Counts(), Latency: time.Duration(s.LatencySum * float64(time.Second))}
-	for _, n := range s.Told {
-		j.Told += n
-	}
-	for _, n := range s.Latency {
-		j.Fired += n
-	}
-	return j
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/worker"
+	"github.com/opsplane/opsplane/shared/worker/judging"
 )
 
 func main() {
@@ -35,5 +36,6 @@ func handler(ctx context.Context) (*worker.Sweep, error) {
 	follow := worker.Telling(r.Follow, n.Follow)
 	lanes := &worker.Lanes{Deliver: n.Deliver, Logger: p.Log}
 	s.React, s.Notify = worker.Timers(follow), lanes.Found
-	return &worker.Sweep{Sweep: s, GivenUp: p.Queue, Judge: follow, Lanes: lanes, Retention: p.Config.Retention, Logger: p.Log, Metrics: p.Metrics}, nil
+	return &worker.Sweep{Sweep: s, GivenUp: p.Queue, Judge: follow, Counts: judging.Counts(r), Lanes: lanes,
+		Retention: p.Config.Retention, Logger: p.Log, Metrics: p.Metrics}, nil
 }

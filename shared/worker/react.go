@@ -38,15 +38,14 @@ type React struct {
 	Logger  *slog.Logger
 	Metrics *cloud.Metrics // nil: none
 
-	mu    sync.Mutex
-	told  Judged // as it was when metrics were put last
-	putAt time.Time
+	judged toldCounts
 }
 
 // Judged is what a reactor has counted.
 type Judged struct {
 	Counts  []tally.Count // under their names
 	Told    int64         // transitions of alerts
+	Trouble int64         // whatever somebody should look at: events that were not judged, rules that fail, panics
 	Fired   int64         // alerts that began to fire because of an event
 	Latency time.Duration // from their events' happening until they were kept, of all together
 }
@@ -151,25 +150,30 @@ func judge(ctx context.Context, follow func(context.Context, string) error, stre
 }
 
 // putEvery is how often counts are put of which nothing is remarkable: a line of
-// metrics costs as any other.
+// metrics costs as any other. So much is lost when Lambda ends an instance that is
+// idle, and no more.
 const putEvery = time.Minute
 
-// measure puts what has happened since metrics were put last: at once where an
-// alert was told or a stream passed over, else with others of the minute.
-func (h *React) measure(ctx context.Context, stuck int) {
-	var now Judged
-	if h.Counts != nil {
-		now = h.Counts()
+// toldCounts are a reactor's counts as they were when metrics were put last.
+type toldCounts struct {
+	mu    sync.Mutex
+	told  Judged
+	putAt time.Time
+}
+
+// metrics are what the reactor has counted since they were put last. What is not
+// remarkable waits for a minute to pass, unless all is asked for.
+func (t *toldCounts) metrics(counts func() Judged, at time.Time, all bool) []cloud.Metric {
+	if counts == nil {
+		return nil
 	}
-	at := h.Store.Now()
-	h.mu.Lock()
-	was := h.told
-	if now.Told == was.Told && stuck == 0 && at.Sub(h.putAt) < putEvery {
-		h.mu.Unlock()
-		return
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now, was := counts(), t.told
+	if !all && now.Told == was.Told && now.Trouble == was.Trouble && at.Sub(t.putAt) < putEvery {
+		return nil
 	}
-	h.told, h.putAt = now, at
-	h.mu.Unlock()
+	t.told, t.putAt = now, at
 	ms := cloud.Counted(now.since(was.Counts))
 	if n := now.Told - was.Told; n > 0 {
 		ms = append(ms, count("alerts_told_total", int(n)))
@@ -177,6 +181,14 @@ func (h *React) measure(ctx context.Context, stuck int) {
 	if n := now.Fired - was.Fired; n > 0 {
 		ms = append(ms, cloud.Metric{Name: "alert_latency_seconds", Unit: cloud.Seconds, Value: (now.Latency - was.Latency).Seconds() / float64(n)})
 	}
+	return ms
+}
+
+// measure puts what has happened since metrics were put last: at once where an
+// alert was told, a stream passed over or something went wrong, else with others of
+// the minute.
+func (h *React) measure(ctx context.Context, stuck int) {
+	ms := h.judged.metrics(h.Counts, h.Store.Now(), stuck > 0)
 	if stuck > 0 {
 		ms = append(ms, count("StreamsUnjudged", stuck))
 	}

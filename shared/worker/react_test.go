@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -22,17 +23,14 @@ import (
 	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/worker"
+	"github.com/opsplane/opsplane/shared/worker/judging"
 )
 
 // reacting is a reactor of its own, as react's process and sweep's have one each.
 func (p *plane) reacting() *react.Reactor { return &react.Reactor{Store: p.store, Logger: quiet()} }
 
 func (p *plane) reactFunction(r *react.Reactor) *worker.React {
-	counts := func() worker.Judged {
-		s := r.Metrics.Read()
-		return worker.Judged{Counts: s.Counts(), Told: s.Told[alert.TypeFiring]}
-	}
-	return &worker.React{Store: p.store, Follow: r.Follow, Counts: counts, Decode: dynamo.DecodeChange, Logger: quiet(), Metrics: p.meter()}
+	return &worker.React{Store: p.store, Follow: r.Follow, Counts: judging.Counts(r), Decode: dynamo.DecodeChange, Logger: quiet(), Metrics: p.meter()}
 }
 
 // rule turns a rule on: each event of the type fires, for the subject's name.
@@ -89,11 +87,12 @@ func (p *plane) heads() (out []json.RawMessage) {
 }
 
 // TestReactCounts: what is judged is put once a minute, whatever came meanwhile; an
-// alert at once, and with it what had not been put.
+// alert or what went wrong at once, and with it what had not been put.
 func TestReactCounts(t *testing.T) {
 	t.Parallel()
 	p := setup(t)
 	p.rule("hot", alert.Rule{})
+	p.rule("odd", alert.Rule{When: `int(event.subject.name) > 0`})
 	h := p.reactFunction(p.reacting())
 	put := func(typ, name string) string {
 		t.Helper()
@@ -121,6 +120,31 @@ func TestReactCounts(t *testing.T) {
 	if got := put("cold", "b"); !strings.Contains(got, `"events_judged_total":`) || strings.Contains(got, "alerts_told_total") || strings.Contains(got, "events_late_total") {
 		t.Errorf("a minute later: %q", got)
 	}
+	if got := put("odd", "no number"); !strings.Contains(got, `"rule_errors_total":1`) {
+		t.Errorf("a rule that fails: %q", got)
+	}
+}
+
+// TestSweepCountsWhatItJudges: what the sweep's own reactor does is counted as what
+// react's does, and put with the tick that it was judged in.
+func TestSweepCountsWhatItJudges(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.rule("hot", alert.Rule{})
+	h, r := p.sweepFunction(), p.reacting()
+	h.GivenUp, h.Judge, h.Counts, h.Metrics = nil, r.Follow, judging.Counts(r), p.meter()
+	for i, want := range []string{`"alerts_told_total":1`, `"alerts_told_total":2`} {
+		for n := range i + 1 {
+			p.happens(p.cluster, "hot", fmt.Sprint("n", i, n))
+		}
+		p.metrics.Reset()
+		if _, err := invoke(t.Context(), h.Handle, tickAt(t0.Add(5*time.Minute))); err != nil {
+			t.Fatal(err)
+		}
+		if got := p.metrics.String(); !strings.Contains(got, `"events_judged_total":`) || !strings.Contains(got, want) {
+			t.Errorf("tick %d: %q", i, got)
+		}
+	}
 }
 
 // TestReactHoldsUpNobody: a stream that can never be judged is passed over and
@@ -132,11 +156,14 @@ func TestReactHoldsUpNobody(t *testing.T) {
 	ctx := t.Context()
 	p.rule("hot", alert.Rule{})
 	const bad, good = "clu_bad", "clu_good"
-	p.no(p.db.Commit(ctx, ledger.Write{Item: ledger.Item{Key: record.JudgedKey(bad), Data: []byte("{")}}))
 	p.heads()
 	p.happens(bad, "hot", "n0")
 	p.happens(good, "hot", "n1")
 	batch := append([]json.RawMessage{json.RawMessage(`{"eventID":"odd","eventSource":"aws:dynamodb","dynamodb":{"SequenceNumber":"7","NewImage":[]}}`)}, p.heads()...)
+	it, err := p.db.Get(ctx, record.StreamHeadKey(bad))
+	p.no(err)
+	it.Data = []byte("{")
+	p.no(p.db.Commit(ctx, ledger.Write{Item: it, Expect: it.Version}))
 	h := p.reactFunction(p.reacting())
 	for range 2 { // twice is once
 		out, err := invoke(ctx, h.Handle, worker.StreamEvent{Records: batch})

@@ -39,12 +39,17 @@ type Sweep struct {
 	// Judge judges a stream of events to its head, as React.Follow does: for
 	// records that Lambda gave up, and for what nobody told of; nil: nobody judges.
 	Judge func(ctx context.Context, stream string) error
+	// Counts is what the reactor has counted that Judge and the sweep judge by; nil:
+	// nothing. It is put with the sweep's own metrics.
+	Counts func() Judged
 	// Lanes are served behind each pass; nil: none.
 	Lanes *Lanes
 	// Retention is how long things are kept; zero keeps them for ever.
 	Retention retention.Policy
 	Logger    *slog.Logger
 	Metrics   *cloud.Metrics // nil: none
+
+	judged toldCounts
 }
 
 // Handle deals with either source, which it tells by the event's shape: a
@@ -204,6 +209,7 @@ func lateness(res sweep.Result) []cloud.Metric {
 }
 
 func (h *Sweep) measure(ctx context.Context, ms []cloud.Metric) {
+	ms = append(ms, h.judged.metrics(h.Counts, h.Sweep.Store.Now(), true)...)
 	if w := h.Sweep.Waker; w != nil {
 		sent, lost := w.Counts()
 		ms = append(ms, count("WakeUps", int(sent)), count("WakeUpsLost", int(lost)))
