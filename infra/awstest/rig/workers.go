@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 	"sync"
 	"time"
 
+	"github.com/aws/aws-lambda-go/events"
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodbstreams"
@@ -16,14 +18,15 @@ import (
 
 	"github.com/opsplane/opsplane/shared/cloud"
 	"github.com/opsplane/opsplane/shared/cloud/outward"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/queue"
 	"github.com/opsplane/opsplane/shared/queue/sqs"
 	"github.com/opsplane/opsplane/shared/react"
-	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/relay"
 	"github.com/opsplane/opsplane/shared/sweep"
+	"github.com/opsplane/opsplane/shared/worker"
 )
 
 // Provision makes a table, queues and a bus by the SDK, for a local AWS that
@@ -75,18 +78,16 @@ func (s Stack) Workers(ctx context.Context) (wait func(), err error) {
 	}
 	var wg sync.WaitGroup
 	ring := p.Relay(outward.Bus(p))
-	judge := &react.Reactor{Store: p.Store, Logger: p.Log}
-	tell := &notify.Service{Store: p.Store, Logger: p.Log}
+	reactor, tell := &react.Reactor{Store: p.Store, Logger: p.Log}, &notify.Service{Store: p.Store, Logger: p.Log}
+	follow := worker.Telling(reactor.Follow, tell.Follow)
+	judge := &worker.React{Store: p.Store, Follow: follow, Logger: p.Log}
 	wg.Go(func() {
 		for at := ""; ctx.Err() == nil; {
 			changes, next, err := feed.Changes(ctx, at, 100, time.Second)
 			if err == nil {
 				_, derr := ring.DispatchFeed(ctx, changes)
 				_, perr := ring.PublishFeed(ctx, changes)
-				_, jerr := judge.Take(ctx, changes)
-				streams, _ := record.Wakes(changes)
-				_, terr := tell.Each(ctx, streams)
-				err = errors.Join(derr, perr, ring.BusFeed(ctx, changes), jerr, terr)
+				err = errors.Join(derr, perr, ring.BusFeed(ctx, changes), feedReact(ctx, judge, changes))
 			}
 			if err != nil {
 				pause(ctx, 200*time.Millisecond)
@@ -97,7 +98,7 @@ func (s Stack) Workers(ctx context.Context) (wait func(), err error) {
 	})
 	wg.Go(func() {
 		due := p.Sweep(ring)
-		due.React, due.Notify = judge.Follow, tell.Deliver
+		due.React, due.Notify = worker.Timers(follow), tell.Deliver
 		for pause(ctx, 500*time.Millisecond) {
 			_, _ = due.Run(ctx)         // what failed is due again
 			_, _ = due.DeadLetters(ctx) // likewise
@@ -117,6 +118,34 @@ func (s Stack) Workers(ctx context.Context) (wait func(), err error) {
 		}
 	})
 	return wg.Wait, nil
+}
+
+// feedReact has function react's handler deal with records that the feed has read. It
+// is given them in Lambda's form, with their places by which it finds them again. The
+// error says that some must come again.
+func feedReact(ctx context.Context, h *worker.React, changes []ledger.Change) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	h.Decode = func(r events.DynamoDBEventRecord) (ledger.Change, error) {
+		i, err := strconv.Atoi(r.Change.SequenceNumber)
+		if err != nil || i >= len(changes) {
+			return ledger.Change{}, fmt.Errorf("record %q is none of %d", r.Change.SequenceNumber, len(changes))
+		}
+		return changes[i], nil
+	}
+	var batch worker.StreamEvent
+	for i := range changes {
+		batch.Records = append(batch.Records, fmt.Appendf(nil, `{"eventSource":"aws:dynamodb","dynamodb":{"SequenceNumber":"%d"}}`, i))
+	}
+	answer, err := h.Handle(ctx, batch)
+	if err != nil {
+		return err
+	}
+	if again := answer.BatchItemFailures; len(again) > 0 {
+		return fmt.Errorf("records come again from number %s of %d", again[0].ItemIdentifier, len(changes))
+	}
+	return nil
 }
 
 // pause waits for d, and tells whether ctx goes on.
