@@ -68,11 +68,15 @@ func takeSlice(o runtime.Object) (string, *discoveryv1.EndpointSlice) {
 	return "", s
 }
 
-// attachmentsOf reads the cluster's volume attachments: the API server cannot
+// attachmentSource reads the cluster's volume attachments: the API server cannot
 // select them by node.
+func attachmentSource(c *cluster.Cluster) follow.Source {
+	return follow.Of("the volume attachments", c.Read, c.Client.StorageV1().VolumeAttachments(), metav1.ListOptions{})
+}
+
 func attachmentsOf(c *cluster.Cluster) *follow.Shared[*storagev1.VolumeAttachment] {
 	return &follow.Shared[*storagev1.VolumeAttachment]{Linger: linger, Open: func() *follow.Feed[*storagev1.VolumeAttachment] {
-		return follow.New(follow.Of("the volume attachments", c.Read, c.Client.StorageV1().VolumeAttachments(), metav1.ListOptions{}), takeAttachment)
+		return follow.New(attachmentSource(c), takeAttachment)
 	}}
 }
 

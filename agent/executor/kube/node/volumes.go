@@ -37,24 +37,36 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 	if err != nil {
 		return broken(err)
 	}
+	moving := func(a *storagev1.VolumeAttachment) bool {
+		return a.Spec.NodeName == s.node.Name && (a.Spec.Source.PersistentVolumeName == nil || !stay[*a.Spec.Source.PersistentVolumeName])
+	}
 	for {
+		_, since, _, failed := feed.State()
+		if apierrors.IsForbidden(failed) {
+			return broken(failed)
+		}
 		attached, changed := feed.In(s.node.Name)
-		attached = slices.DeleteFunc(attached, func(a *storagev1.VolumeAttachment) bool {
-			return a.Spec.Source.PersistentVolumeName != nil && stay[*a.Spec.Source.PersistentVolumeName]
-		})
-		if len(attached) == 0 {
-			t.Blocked(nil)
-			return executor.Done(done.Detail + ", volumes detached")
+		attached = slices.DeleteFunc(attached, func(a *storagev1.VolumeAttachment) bool { return !moving(a) })
+		if len(attached) == 0 && failed == nil { // by a watch that may be behind: what it shows proves nothing
+			if attached, err = e.readAttached(ctx, moving); err != nil {
+				return broken(err)
+			}
+			if len(attached) == 0 {
+				t.Blocked(nil)
+				return executor.Done(done.Detail + ", volumes detached")
+			}
 		}
 		slices.SortFunc(attached, func(a, b *storagev1.VolumeAttachment) int { return strings.Compare(a.Name, b.Name) })
 		list := make([]protocol.Blocker, len(attached))
 		for i, a := range attached {
 			list[i] = protocol.Blocker{Code: "volume_attached", Resource: "volume/" + volumeOf(a), Rule: "attacher/" + a.Spec.Attacher, Detail: attachedWhy(a)}
 		}
-		message := fmt.Sprintf("%s, waiting for %d volumes to be detached: %s", done.Detail, len(attached), attachedWhy(attached[0]))
+		message := fmt.Sprintf("%s, waiting for %d volumes to be detached", done.Detail, len(attached))
+		if len(attached) > 0 {
+			message += ": " + attachedWhy(attached[0])
+		}
 		e.pulse.hear(feed.LastHeard())
-		_, since, _, err := feed.State()
-		silent, again, beat := e.silence(s.node.Name, since, err)
+		silent, again, beat := e.silence(s.node.Name, since, failed)
 		code := "volume_attached"
 		if silent != "" {
 			code, message = "api_unavailable", done.Detail+"; "+silent
@@ -71,9 +83,6 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 		case <-t.Cancelled:
 		}
 		timer.Stop()
-		if _, _, _, err := feed.State(); err != nil && apierrors.IsForbidden(err) {
-			return broken(err)
-		}
 		if h := executor.Halted(ctx, t); h != "" {
 			if h == "interrupted" {
 				h = code
@@ -81,6 +90,21 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 			return executor.Waiting(h, message)
 		}
 	}
+}
+
+// readAttached reads the attachments anew, and returns those that is picks.
+func (e *drainer) readAttached(ctx context.Context, is func(a *storagev1.VolumeAttachment) bool) ([]*storagev1.VolumeAttachment, error) {
+	items, _, err := attachmentSource(e.c).Once(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var list []*storagev1.VolumeAttachment
+	for _, o := range items {
+		if _, a := takeAttachment(o); is(a) {
+			list = append(list, a)
+		}
+	}
+	return list, nil
 }
 
 func volumeOf(a *storagev1.VolumeAttachment) string {
