@@ -15,6 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
+// counts tells how many lists and watches were asked for.
+func (s *server) counts() (lists, watches int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lists, len(s.from)
+}
+
 // trouble tells how the feed is at each change of that, until ctx ends.
 func trouble(ctx context.Context, f *Feed[*corev1.Pod]) (told []string) {
 	for {
@@ -41,11 +48,11 @@ func TestVersionsThatExpireAgainAndAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{version: "1", pods: []runtime.Object{versioned("a", "1")}}
 		src := s.source()
-		begins, lists := src.Watch, src.List
+		begins, reads := src.Watch, src.List
 		expires := true
 		src.List = func(ctx context.Context, o metav1.ListOptions) ([]runtime.Object, string, error) {
 			time.Sleep(300 * time.Millisecond)
-			return lists(ctx, o)
+			return reads(ctx, o)
 		}
 		src.Watch = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			s.mu.Lock()
@@ -64,20 +71,23 @@ func TestVersionsThatExpireAgainAndAgain(t *testing.T) {
 		go f.Run(ctx)
 		time.Sleep(550 * time.Millisecond) // the second list is under way
 		synctest.Wait()
-		if _, _, _, err := f.State(); err != nil || s.lists != 1 {
-			t.Errorf("after the first 410: %v, %d lists", err, s.lists)
+		lists, _ := s.counts()
+		if _, _, _, err := f.State(); err != nil || lists != 1 {
+			t.Errorf("after the first 410: %v, %d lists", err, lists)
 		}
 		time.Sleep(200 * time.Millisecond)
 		synctest.Wait()
-		if _, _, _, err := f.State(); !apierrors.IsResourceExpired(err) || s.lists != 2 {
-			t.Errorf("after the second: %v, %d lists", err, s.lists)
+		lists, _ = s.counts()
+		if _, _, _, err := f.State(); !apierrors.IsResourceExpired(err) || lists != 2 {
+			t.Errorf("after the second: %v, %d lists", err, lists)
 		}
 		told := trouble(minute, f)
+		synctest.Wait()
 		if want := []string{"watch the pods: too old"}; !slices.Equal(told, want) { // and not as well after each list
 			t.Errorf("told %q, want %q", told, want)
 		}
-		if s.lists > 16 {
-			t.Errorf("%d lists in a minute", s.lists)
+		if lists, _ = s.counts(); lists > 16 {
+			t.Errorf("%d lists in a minute", lists)
 		}
 		s.set(func() { expires = false })
 		time.Sleep(mostBrief*6/5 + 300*time.Millisecond + steady)
@@ -87,9 +97,10 @@ func TestVersionsThatExpireAgainAndAgain(t *testing.T) {
 		}
 		// It expires once more, as any version does: no trouble.
 		s.set(func() { s.version = "20" })
-		s.watches[0].Modify(versioned("a", "10"))
+		first := s.watches[0]
+		first.Modify(versioned("a", "10"))
 		gone := apierrors.NewResourceExpired("too old").ErrStatus
-		s.watches[0].Error(&gone)
+		first.Error(&gone)
 		time.Sleep(300*time.Millisecond + least)
 		synctest.Wait()
 		if _, _, _, err := f.State(); err != nil || len(s.from) != 2 || s.from[1] != "20" {
@@ -128,19 +139,20 @@ func TestWatchesThatEndAtOnce(t *testing.T) {
 				began := time.Now()
 				go f.Run(ctx)
 				told := trouble(minute, f)
+				synctest.Wait()
 				if len(told) != 2 || told[1] == "" { // and not as well whenever one begins
 					t.Errorf("told %q", told)
 				}
 				if _, since, _, err := f.State(); since.Sub(began) > steady || name == "closed" && !errors.Is(err, errAtOnce) {
 					t.Errorf("since %s: %v", since.Sub(began), err)
 				}
-				if len(s.from) > 16 || s.lists != 1 {
-					t.Errorf("%d watches and %d lists in a minute", len(s.from), s.lists)
+				if lists, watches := s.counts(); watches > 16 || lists != 1 {
+					t.Errorf("%d watches and %d lists in a minute", watches, lists)
 				}
 				s.set(func() { after = 0 })
 				time.Sleep(mostBrief*6/5 + 200*time.Millisecond)
-				last := s.watches[len(s.watches)-1]
-				last.Add(versioned("b", "2"))
+				synctest.Wait()
+				s.watches[len(s.watches)-1].Add(versioned("b", "2"))
 				synctest.Wait()
 				if _, _, _, err := f.State(); err != nil || len(names(f)) != 2 {
 					t.Errorf("once one brings something: %v, %q", err, names(f))
