@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,6 +16,9 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/operation"
 )
+
+// lookAgain is when a reset that could not read its node reads it again.
+const lookAgain = time.Second
 
 type payload struct {
 	Drain bool `json:"drain"`
@@ -139,8 +143,12 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 		return executor.Waiting("interrupted", "the reset was not begun")
 	}
 	code, why, err := e.nodeState(ctx, d.node)
-	if err != nil {
-		return cluster.Broken(err)
+	if err != nil { // nothing was begun: that costs no attempt, and the deadline bounds it
+		o := cluster.Broken(err)
+		if o.Class == operation.OutcomeTransient {
+			o.Class, o.After, o.Detail = operation.OutcomeWaiting, lookAgain, "the reset was not begun: "+o.Detail
+		}
+		return o
 	}
 	if code != "" {
 		return executor.Permanent(code, why)
