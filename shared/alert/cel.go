@@ -18,6 +18,9 @@ const (
 	// to its end, unless events are larger than the estimate takes them to be.
 	RunCost = 50_000
 	MaxCost = RunCost
+	// keptCost is MaxCost as it was in earlier versions: rules that were saved then
+	// go on.
+	keptCost = 200_000
 	// freeCost: what is estimated below it is metered when it runs at each
 	// sampleEvery-th time alone, and counts as that until the next.
 	freeCost    = 200
@@ -110,8 +113,8 @@ func compile(f *Faults, pointer, expr string, want *cel.Type, metered bool) *pro
 		f.add(pointer, CodeCost, "its cost cannot be estimated: %v", err)
 		return nil
 	}
-	if cost.Max > MaxCost {
-		f.add(pointer, CodeCost, "may cost %d, the limit is %d: nested walks through lists and maps make it so", cost.Max, MaxCost)
+	if cost.Max > keptCost {
+		f.tooCostly(pointer, cost.Max)
 		return nil
 	}
 	p.estimate, p.metered = cost.Max, metered || cost.Max > freeCost

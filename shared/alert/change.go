@@ -6,7 +6,7 @@ package alert
 func (s *Stream) renew(g *Group, clock int64) {
 	c := s.set.Rule(g.Rule)
 	if c == nil && s.set.resting[g.Rule] {
-		s.timers.set(g, 0)
+		s.unschedule(g)
 		return
 	}
 	reason, keeps := "", c != nil && c.Rule.OnChange == OnChangeKeep
@@ -83,7 +83,7 @@ func (s *Stream) keep(c *Compiled, g *Group, clock int64) {
 		Rule: g.Rule, Digest: c.Digest, Values: g.Values, Other: g.Other, Seq: g.Seq, Touched: clock,
 		Active: true, Last: clock, Open: g.Open, Raw: Firing, CauseSeq: g.CauseSeq, CauseAt: g.CauseAt,
 		Alert: g.Alert, MuteUntil: g.MuteUntil, Count: g.Count, Evidence: g.Evidence, Subject: g.Subject, Operation: g.Operation, Cause: g.Cause,
-		key: g.key, hash: g.hash, heap: g.heap, due: g.due,
+		key: g.key, hash: g.hash, heap: g.heap, idle: g.idle, due: g.due,
 	}
 	if was == Pending && c.Rule.For > 0 {
 		g.Raw, g.PendingAt = Pending, clock
@@ -112,6 +112,5 @@ func (s *Stream) resilence(c *Compiled, g *Group, clock int64) {
 			return
 		}
 	}
-	_, due := g.next(c) // quiet may have another default
-	s.timers.set(g, due)
+	s.schedule(c, g) // quiet may have another default
 }

@@ -105,3 +105,38 @@ func TestManyOperationsOneStuck(t *testing.T) {
 		})
 	}
 }
+
+// To forget groups that are over wakes nobody for long, and they take no room: the
+// next event takes them with it, and where none comes an hour does.
+func TestForgettingWakesNobody(t *testing.T) {
+	t.Parallel()
+	s := NewStream(testStream, NewSet([]*Compiled{rule(t, "name: one\non: [x.bad]\ngroup_by: {g: event.subject.name}\nresolve_when: {on: [x.good]}\nresolve_after: 5m\n")}, nil), Position{}, nil)
+	s.MaxGroups = 2
+	var evs []event.Event
+	for i := range 5 {
+		at := time.Duration(i) * time.Second
+		evs = append(evs, fact(at, "x.bad", fmt.Sprint(i)), fact(at, "x.good", fmt.Sprint(i)))
+	}
+	evs = append(evs, fact(5*time.Second, "x.bad", "5"), fact(6*time.Second, "x.bad", "6"))
+	dues := map[int64]time.Duration{1: 5 * time.Minute, 2: time.Hour, 9: 4*time.Second + 5*time.Minute, 10: 4*time.Second + time.Hour, 12: 5*time.Second + 5*time.Minute}
+	for _, e := range number(evs) {
+		s.Judge(NewVars(&e, nil), never)
+		if want, ok := dues[e.Sequence]; ok && s.Due().Sub(t0).Truncate(time.Second) != want {
+			t.Errorf("behind event %d due at %s, want %s", e.Sequence, s.Due().Sub(t0), want)
+		}
+		if n := s.Groups(); n > 2 {
+			t.Errorf("behind event %d there are %d groups", e.Sequence, n)
+		}
+	}
+	if told := lines(s.Take().Told); len(told) != 12 || strings.Contains(strings.Join(told, ""), "folded") {
+		t.Errorf("told %q", told)
+	}
+	s.Tick(t0.Add(6*time.Second+5*time.Minute), never) // both quiet, and the first forgotten
+	if n, due := s.Groups(), s.Due(); n != 1 || !due.After(t0.Add(time.Hour)) {
+		t.Errorf("%d groups, due at %s", n, due)
+	}
+	s.Tick(s.Due(), never)
+	if n, due := s.Groups(), s.Due(); n != 0 || !due.IsZero() {
+		t.Errorf("%d groups, due at %s", n, due)
+	}
+}

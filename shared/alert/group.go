@@ -59,6 +59,7 @@ type Group struct {
 	key    groupKey
 	hash   string
 	heap   int   // its place among the timers; -1: none
+	idle   bool  // these are the stream's idle ones
 	weight int   // bytes, when it was changed last
 	due    int64 // its next timer; 0: none
 }

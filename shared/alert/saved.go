@@ -34,6 +34,22 @@ func (r *Rule) CheckSaved(names []string) error {
 	return f.orNil()
 }
 
+// CheckCost holds the estimates of a rule's expressions to MaxCost, as CheckSaved
+// does the rest. The error is Faults.
+func (c *Compiled) CheckCost() error {
+	f := &Faults{}
+	c.programs(func(p *program) {
+		if p.estimate > MaxCost {
+			f.tooCostly(p.pointer, p.estimate)
+		}
+	})
+	return f.orNil()
+}
+
+func (f *Faults) tooCostly(pointer string, cost uint64) {
+	f.add(pointer, CodeCost, "may cost %d, the limit is %d: nested walks through lists and maps make it so", cost, MaxCost)
+}
+
 // Types are the types and families that the rule's clauses name, each once.
 func (r *Rule) Types() []string {
 	out := slices.Clone(r.On)

@@ -53,3 +53,27 @@ func TestOverridesThatChangeNothing(t *testing.T) {
 		}
 	}
 }
+
+// A rule that an earlier version took with a higher estimate goes on; it is not
+// saved again so.
+func TestRulesFromBeforeTheLimit(t *testing.T) {
+	t.Parallel()
+	const nested = "when: event.detail.a.all(x, string(x).matches('^(node|gpu|disk|fan|link|port)-[0-9]+-(north|south|east|west|upper|lower)-[0-9]+$'))\n"
+	for _, tt := range []struct {
+		text    string
+		pointer string // "-": it is taken
+	}{
+		{"on: [x.a]\n" + nested, "/when"},
+		{"on: [x.a]\nresolve_when:\n  on: [x.b]\n  " + nested, "/resolve_when/when"},
+		{"on: [x.a]\nwhen: event.detail.a.all(x, x != 'p')\n", "-"},
+	} {
+		c := rule(t, "name: hot\n"+tt.text)
+		if e := c.Estimate(); tt.pointer != "-" && (e <= MaxCost || e > keptCost) {
+			t.Fatalf("%s is estimated at %d", tt.text, e)
+		}
+		f, _ := errors.AsType[Faults](c.CheckCost())
+		if tt.pointer == "-" && f != nil || tt.pointer != "-" && (len(f) != 1 || f[0].Pointer != tt.pointer || f[0].Code != CodeCost) {
+			t.Errorf("%s: %v", tt.text, f)
+		}
+	}
+}

@@ -49,6 +49,7 @@ type Stream struct {
 	folded  map[string]bool // rules that have an "(other)" group
 	muting  map[string]int  // alerts that keep others from being told: how many
 	timers  timers
+	idle    timers              // of groups that wait for nothing but to be forgotten
 	dirty   map[groupKey]*Group // changed since the last Take
 	removed map[groupKey]*Group // likewise
 	weight  int                 // of the changed ones, in bytes
@@ -67,8 +68,7 @@ func NewStream(name string, set *Set, at Position, groups []*Group) *Stream {
 		g.key, g.heap = keyOf(g.Rule, g.Values, g.Other), -1
 		s.put(g)
 		if c := set.Rule(g.Rule); c != nil && c.Digest == g.Digest {
-			_, due := g.next(c)
-			s.timers.set(g, due)
+			s.schedule(c, g)
 		}
 	}
 	return s
@@ -86,12 +86,23 @@ func (s *Stream) put(g *Group) {
 // Groups is how many groups there are.
 func (s *Stream) Groups() int { return len(s.groups) }
 
-// Due is when the next timer comes, zero when there is none.
+// Due is when the next timer comes, zero when there is none. To forget groups of
+// which nothing counts any more is no reason to come but after idleKept: the next
+// event, or timer, takes them with it.
 func (s *Stream) Due() time.Time {
-	if len(s.timers) == 0 {
+	var at int64
+	if len(s.timers) > 0 {
+		at = s.timers[0].due
+	}
+	if len(s.idle) > 0 {
+		if due := s.idle[0].due + idleKept.Milliseconds(); at == 0 || due < at {
+			at = due
+		}
+	}
+	if at == 0 {
 		return time.Time{}
 	}
-	return time.UnixMilli(s.timers[0].due).UTC()
+	return time.UnixMilli(at).UTC()
 }
 
 // Load is how much has changed since the last Take: groups, transitions, and
@@ -167,11 +178,10 @@ func (s *Stream) advance(clock int64, full func() bool) bool {
 	if s.err != nil || !s.Release(full) {
 		return false
 	}
-	for len(s.timers) > 0 && s.timers[0].due <= clock {
+	for g := s.first(); g != nil && g.due <= clock; g = s.first() {
 		if full() {
 			return false
 		}
-		g := s.timers[0]
 		c := s.set.Rule(g.Rule)
 		which, due := g.next(c)
 		at := max(due, s.Position.Clock) // one that came late, comes now
@@ -294,12 +304,11 @@ func (s *Stream) changed(c *Compiled, g *Group) {
 	g.weight = g.bytes()
 	s.weight += g.weight
 	delete(s.removed, g.key)
-	_, due := g.next(c)
-	s.timers.set(g, due)
+	s.schedule(c, g)
 }
 
 func (s *Stream) remove(g *Group) {
-	s.timers.set(g, 0)
+	s.unschedule(g)
 	delete(s.groups, g.key)
 	delete(s.dirty, g.key)
 	s.removed[g.key] = g

@@ -218,6 +218,7 @@ func (s *Stream) view(c *Compiled, g *Group) Alert {
 		Since: ms(a.Since), Reason: a.Reason, SilencedBy: a.SilencedBy, InhibitedBy: a.InhibitedBy,
 		History: append([]Step(nil), a.History...),
 	}
+	v.GroupKey = g.Rule + "#" + g.Hash()
 	g.Refresh(&v)
 	v.Subject, v.Operation = a.Cause.Subject, a.Cause.Operation
 	if a.Cause == (about{}) { // it was kept before there was one
@@ -242,7 +243,6 @@ func (g *Group) Refresh(v *Alert) {
 		v.Evidence[i] = Evidence{Event: e.Event, Type: e.Type, Sequence: e.Seq, At: ms(e.At)}
 	}
 	v.Flapping, v.LastSubject, v.LastOperation = g.Flapping, g.Subject, g.Operation
-	v.GroupKey = g.Rule + "#" + g.Hash()
 }
 
 // OpenAlert is the id of the group's alert that is not resolved, or "".

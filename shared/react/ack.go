@@ -32,10 +32,11 @@ type acks struct {
 // show brings the acknowledgements into the alert, and its history.
 func (x *acks) show(a *alert.Alert) {
 	a.Acked = &x.Ack
+	own := a.History
 	for _, k := range append(slices.Clone(x.Earlier), x.Ack) {
 		state := a.State
-		for i := range a.History { // in which state it was then
-			if h := &a.History[i]; !h.At.After(k.At) {
+		for i := range own { // in which state it was then
+			if h := &own[i]; !h.At.After(k.At) {
 				state = h.State
 			}
 		}
@@ -79,12 +80,11 @@ func (s *Service) acknowledge(ctx context.Context, call admission.Call, alertID 
 	was, acked := items[record.AckKey(alertID)]
 	if acked {
 		before, err := record.Decode[acks](was)
-		if err != nil {
-			return err
+		if err == nil { // what cannot be read is replaced
+			next.Note = before.Note
+			next.Earlier = append(before.Earlier, before.Ack)
+			next.Earlier = next.Earlier[max(len(next.Earlier)-keptAcks, 0):]
 		}
-		next.Note = before.Note
-		next.Earlier = append(before.Earlier, before.Ack)
-		next.Earlier = next.Earlier[max(len(next.Earlier)-keptAcks, 0):]
 	}
 	if note != nil {
 		next.Note = *note

@@ -93,3 +93,34 @@ func TestAcknowledgements(t *testing.T) {
 		t.Errorf("%d lines, %v", len(a.History), err)
 	}
 }
+
+// An acknowledgement is in the history with the state in which the alert was then.
+func TestAcknowledgedWhilePendingAndFiring(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	b.rule("name: hot\non: [x.bad]\nfor: 5m\nresolve_after: 1h\n")
+	b.tell("x.bad", "n1")
+	b.follow()
+	got, _, err := b.service.Alerts(t.Context(), Filter{}, "", 1)
+	if err != nil || len(got) != 1 {
+		t.Fatal(got, err)
+	}
+	var a alert.Alert
+	for _, wait := range []time.Duration{time.Minute, time.Minute, 4 * time.Minute, time.Minute} {
+		b.advance(wait)
+		b.follow()
+		if a, err = b.service.Acknowledge(t.Context(), call, got[0].Alert.ID, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var lines []string
+	for _, h := range a.History {
+		lines = append(lines, fmt.Sprintf("%s %s %s", h.At.Sub(t0), h.State, h.Reason))
+	}
+	want := []string{"0s pending condition_holds", "1m0s pending acknowledged", "2m0s pending acknowledged",
+		"5m0s firing condition_holds", "6m0s firing acknowledged", "7m0s firing acknowledged"}
+	if d := cmp.Diff(want, lines); d != "" {
+		t.Errorf("history (-want +got):\n%s", d)
+	}
+}

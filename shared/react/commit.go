@@ -33,7 +33,7 @@ func (r *Reactor) commit(ctx context.Context, stream string, j *judged, c commit
 	s := j.stream
 	changes := s.Take()
 	j.size.Store(int64(s.Groups()))
-	if err := r.name(ctx, changes.Told); err != nil {
+	if err := r.name(ctx, stream, changes.Told); err != nil {
 		return err
 	}
 	due := s.Due()
@@ -71,8 +71,9 @@ func (r *Reactor) commit(ctx context.Context, stream string, j *judged, c commit
 	return nil
 }
 
-// name gives alerts whose rule is gone what they were called and shown by.
-func (r *Reactor) name(ctx context.Context, told []alert.Transition) error {
+// name gives alerts whose rule is gone what they were called and shown by; one that
+// cannot be read has its rule's id alone.
+func (r *Reactor) name(ctx context.Context, stream string, told []alert.Transition) error {
 	var keys []ledger.Key
 	for i := range told {
 		if told[i].Alert.Rule == "" {
@@ -94,7 +95,9 @@ func (r *Reactor) name(ctx context.Context, told []alert.Transition) error {
 		}
 		was, err := record.Decode[alert.Alert](it)
 		if err != nil {
-			return err
+			r.Logger.ErrorContext(ctx, "an alert of a deleted rule cannot be read and ends without its name", "stream", stream, "alert", a.ID, "err", err)
+			a.Rule = a.RuleID
+			continue
 		}
 		a.Rule, a.RuleVersion, a.Group, a.Severity = was.Rule, was.RuleVersion, was.Group, was.Severity
 		a.Labels, a.Summary, a.Runbook = was.Labels, was.Summary, was.Runbook

@@ -178,7 +178,7 @@ func TestTimersThatTellNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.quiet()
-	b.rule("name: two\non: [x.bad]\ngroup_by: {g: event.subject.name}\ncount: 2\nwindow: 1m\n")
+	b.rule("name: two\non: [x.bad]\ngroup_by: {g: event.subject.name}\nresolve_after: 6m\nwhile: {begin: {on: [x.begin]}, end: {on: [x.end]}, each: '\"one\"'}\n")
 	b.tell("x.bad", "a")
 	b.follow()
 	b.advance(6*time.Minute + 30*time.Second)
@@ -186,7 +186,7 @@ func TestTimersThatTellNothing(t *testing.T) {
 	if err := late.begin(b, []event.Event{b.fact("x.bad", "a", nil)}); err != nil {
 		t.Fatal(err)
 	}
-	b.follow() // the window and the time allowed to what is late are over: nothing is left
+	b.follow() // it was quiet for long: nothing is left
 	if groups, err := b.reactor.groups(t.Context(), stream); err != nil || len(groups) != 0 {
 		t.Fatalf("%d groups are left, %v", len(groups), err)
 	}

@@ -72,12 +72,9 @@ func (s *Service) Alerts(ctx context.Context, f Filter, after string, limit int)
 			return nil, "", fmt.Errorf("list alerts: %w", err)
 		}
 		for i, it := range p.Items {
+			sp.After = it.Index[q.Index].SK
 			a, err := record.Decode[alert.Alert](it)
-			if err != nil {
-				return nil, "", err
-			}
-			sp.After = record.TimeSort(a.Since, a.ID)
-			if f.matches(&a) {
+			if err == nil && f.matches(&a) { // one that cannot be read is passed over
 				found = append(found, Listed{Alert: a, Place: sp.After})
 			}
 			if len(found) == limit {
@@ -136,21 +133,15 @@ func (s *Service) fill(ctx context.Context, found []Listed) error {
 		for i := range part {
 			a := &part[i].Alert
 			if it, ok := items[record.AckKey(a.ID)]; ok {
-				acks, err := record.Decode[acks](it)
-				if err != nil {
-					return err
+				if acks, err := record.Decode[acks](it); err == nil { // the alert is worth more than what it lacks
+					acks.show(a)
 				}
-				acks.show(a)
 			}
 			it, ok := items[record.GroupKey(a.Stream, a.GroupKey)]
 			if !ok || a.State == alert.Resolved {
 				continue
 			}
-			g, err := record.Decode[alert.Group](it)
-			if err != nil {
-				return err
-			}
-			if g.OpenAlert() == a.ID {
+			if g, err := record.Decode[alert.Group](it); err == nil && g.OpenAlert() == a.ID {
 				g.Refresh(a)
 			}
 		}
@@ -164,7 +155,7 @@ func (s *Service) silence(ctx context.Context, found []Listed) error {
 	if !slices.ContainsFunc(found, func(l Listed) bool { return l.Alert.State != alert.Resolved }) {
 		return nil
 	}
-	all, err := loadSilences(ctx, s.Store)
+	all, err := loadSilences(ctx, s.Store, silently)
 	if err != nil {
 		return err
 	}

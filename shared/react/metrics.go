@@ -19,7 +19,7 @@ type Stats struct {
 	Lost    int64            // events that passed retention before they were judged
 	Skipped int64            // events that cannot be read, and were passed over
 	Panics  int64
-	Faulty  int64 // rules that could not be used, each time that they were read
+	Faulty  int64 // rules, silences and positions that could not be used, each time that they were read
 	Retries int64 // passes and appends that lost a race
 	// Latency counts alerts by LatencyBounds, the last for those above;
 	// LatencySum is in seconds.

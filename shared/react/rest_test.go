@@ -2,6 +2,7 @@ package react
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -125,6 +126,10 @@ func TestStoredRulesThatCannotBeRead(t *testing.T) {
 		}
 	}
 	damage(made.ID)
+	before, err := b.service.Rule(t.Context(), shipped.Rule.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
 	damage(shipped.ID)
 	b.tell("x.bad", "a")
 	b.follow()
@@ -140,12 +145,88 @@ func TestStoredRulesThatCannotBeRead(t *testing.T) {
 			t.Errorf("rule %s: %v, %v", name, r.Faults(), err)
 		}
 	}
+	// It goes on at a later version, mended or deleted.
+	kept, err := b.service.Rule(t.Context(), shipped.Rule.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	off := false
+	if r, err := b.service.OverrideRule(t.Context(), call, shipped.Rule.Name, 0, alert.Override{Enabled: &off}); err != nil || r.Version <= kept.Version || r.Version <= before.Version {
+		t.Errorf("overridden at version %d, %v; it was at %d, and %d before", r.Version, err, kept.Version, before.Version)
+	}
+	damage(shipped.ID)
+	if kept, err = b.service.Rule(t.Context(), shipped.Rule.Name); err != nil {
+		t.Fatal(err)
+	}
+	// Its name is its own until it is deleted.
+	if _, err := b.service.CreateRule(t.Context(), call, made.Rule); code(err) != "name_taken" {
+		t.Errorf("another of its name: %v", err)
+	}
 	for _, name := range []string{made.ID, shipped.Rule.Name} {
 		if err := b.service.DeleteRule(t.Context(), call, name, 0); err != nil {
 			t.Errorf("delete rule %s: %v", name, err)
 		}
 	}
-	if r, err := b.service.Rule(t.Context(), shipped.Rule.Name); err != nil || len(r.Faults()) > 0 {
-		t.Errorf("rule %s: %v, %v", shipped.Rule.Name, r.Faults(), err)
+	if r, err := b.service.Rule(t.Context(), shipped.Rule.Name); err != nil || len(r.Faults()) > 0 || r.Version <= kept.Version {
+		t.Errorf("rule %s: %v, at version %d, was at %d, %v", shipped.Rule.Name, r.Faults(), r.Version, kept.Version, err)
 	}
+	again, err := b.service.CreateRule(t.Context(), call, made.Rule)
+	if err != nil {
+		t.Fatalf("another of its name: %v", err)
+	}
+	if _, err := b.service.CreateRule(t.Context(), call, made.Rule); code(err) != "name_taken" {
+		t.Errorf("two of a name: %v", err)
+	}
+	// Mended in place it keeps its name, or leaves it to others.
+	damage(again.ID)
+	r, err := b.service.UpdateRule(t.Context(), call, again.ID, 0, made.Rule)
+	if err != nil || r.Rule.Name != "one" || r.Version <= again.Version {
+		t.Errorf("mended: %+v, %v", r, err)
+	}
+	damage(again.ID)
+	three := made.Rule
+	three.Name = "three"
+	if _, err := b.service.UpdateRule(t.Context(), call, again.ID, 0, three); err != nil {
+		t.Errorf("mended under another name: %v", err)
+	}
+	if _, err := b.service.CreateRule(t.Context(), call, made.Rule); err != nil {
+		t.Errorf("the name that it had: %v", err)
+	}
+}
+
+// A rule that an earlier version took at a higher estimate judges on; one like it is
+// not saved any more.
+func TestRulesFromBeforeTheLimit(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	dear := alert.Rule{Name: "dear", On: []string{"x.bad"}, ResolveAfter: alert.Duration(time.Hour),
+		When: `!has(event.detail.list) || event.detail.list.all(x, string(x).matches('^(node|gpu|disk|fan|link|port)-[0-9]+-(north|south|east|west|upper|lower)-[0-9]+$'))`}
+	st := stored{ID: alert.ShippedID("dear"), Rule: dear, Version: 1}
+	err := b.service.change(t.Context(), func() ([]ledger.Write, error) {
+		return []ledger.Write{{Item: ledger.Item{Key: record.RuleKey(st.ID), Data: record.Encode(st)}},
+			{Item: ledger.Item{Key: record.RuleNameKey("dear"), Data: record.Encode(named{st.ID})}}}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.tell("x.bad", "a")
+	b.follow()
+	if d := cmp.Diff([]string{"0s firing dearmap[] condition_holds"}, b.told()); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+	if r, err := b.service.Rule(t.Context(), "dear"); err != nil || r.Faults() != nil {
+		t.Errorf("it has faults: %v, %v", r.Faults(), err)
+	}
+	refused := func(what string, err error) {
+		t.Helper()
+		if f, _ := errors.AsType[alert.Faults](err); len(f) != 1 || f[0].Pointer != "/when" || f[0].Code != alert.CodeCost {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	_, err = b.service.UpdateRule(t.Context(), call, "dear", 0, dear)
+	refused("update", err)
+	dear.Name = "another"
+	_, err = b.service.CreateRule(t.Context(), call, dear)
+	refused("create", err)
 }

@@ -137,19 +137,13 @@ func find(all []Rule, ref string) (Rule, error) {
 	return Rule{}, operation.Refuse("not_found", "there is no rule %.128s", ref)
 }
 
-// CheckRule compiles a rule without keeping it, and returns the most that one
-// event is estimated to cost by it, in CEL's units.
-func (s *Service) CheckRule(r alert.Rule) (uint64, error) {
-	c, err := alert.Compile(r, "", 0)
-	if err != nil {
-		return 0, err
-	}
-	return c.Estimate(), nil
-}
-
 // check compiles the rule and holds it against the others.
 func check(all []Rule, r *alert.Rule, ruleID string) error {
-	if _, err := alert.Compile(*r, ruleID, 0); err != nil {
+	c, err := alert.Compile(*r, ruleID, 0)
+	if err != nil {
+		return err
+	}
+	if err := c.CheckCost(); err != nil {
 		return err
 	}
 	names := make([]string, len(all))
@@ -192,9 +186,13 @@ func (s *Service) CreateRule(ctx context.Context, call admission.Call, r alert.R
 		if err := check(all, &r, st.ID); err != nil {
 			return nil, err
 		}
+		name, err := s.name(ctx, r.Name, st.ID)
+		if err != nil {
+			return nil, err
+		}
 		return append(once,
 			ledger.Write{Item: ledger.Item{Key: record.RuleKey(st.ID), Data: record.Encode(st)}},
-			ledger.Write{Item: ledger.Item{Key: record.RuleNameKey(r.Name), Data: record.Encode(map[string]string{"rule": st.ID})}},
+			name,
 			s.audit(call, "rule.create", st.ID, http.StatusCreated, r.Name),
 		), nil
 	})
@@ -203,6 +201,40 @@ func (s *Service) CreateRule(ctx context.Context, call admission.Call, r alert.R
 	}
 	st.revision = 1
 	return st.view(), nil
+}
+
+// named is the data of the item that makes a rule's name unique.
+type named struct {
+	Rule string `json:"rule"` // id
+}
+
+// name gives a name to a rule. It is taken by another that cannot be read, and so is
+// listed without it; it is free when that was deleted, or mended under another name.
+func (s *Service) name(ctx context.Context, name, ruleID string) (ledger.Write, error) {
+	w := ledger.Write{Item: ledger.Item{Key: record.RuleNameKey(name), Data: record.Encode(named{ruleID})}}
+	it, err := s.Store.Ledger.Get(ctx, w.Item.Key)
+	if errors.Is(err, ledger.ErrNotFound) {
+		return w, nil
+	}
+	if err != nil {
+		return w, fmt.Errorf("read rule name: %w", err)
+	}
+	w.Expect = it.Version
+	was, err := record.Decode[named](it)
+	if err != nil || was.Rule == ruleID { // what it is worth, the rules themselves tell
+		return w, nil
+	}
+	it, err = s.Store.Ledger.Get(ctx, record.RuleKey(was.Rule))
+	if errors.Is(err, ledger.ErrNotFound) {
+		return w, nil
+	}
+	if err != nil {
+		return w, fmt.Errorf("read rule of a name: %w", err)
+	}
+	if holder, err := record.Decode[stored](it); err == nil && holder.Rule.Name != name {
+		return w, nil
+	}
+	return w, operation.Refuse("name_taken", "%s is the name of rule %s", name, was.Rule)
 }
 
 // stale is that a conditional change came too late.
@@ -238,8 +270,11 @@ func (s *Service) UpdateRule(ctx context.Context, call admission.Call, ref strin
 			s.audit(call, "rule.update", st.ID, http.StatusOK, r.Name),
 		}
 		if r.Name != was.Rule.Name {
-			writes = append(writes,
-				ledger.Write{Item: ledger.Item{Key: record.RuleNameKey(r.Name), Data: record.Encode(map[string]string{"rule": st.ID})}},
+			name, err := s.name(ctx, r.Name, st.ID)
+			if err != nil {
+				return nil, err
+			}
+			writes = append(writes, name,
 				ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: record.RuleNameKey(was.Rule.Name)}})
 		}
 		st.revision = was.Revision + 1

@@ -43,7 +43,7 @@ var shippedDigest = sync.OnceValue(func() string {
 // load returns the rules that go with the version of their mark's item. A rule that
 // does not compile, which another version of the plane wrote, is told to faulty when
 // it is first seen: it judges nothing, and its alerts stay as they are.
-func (r *rules) load(ctx context.Context, st *record.Store, version int64, faulty func(rule string, err error)) (*alert.Set, string, error) {
+func (r *rules) load(ctx context.Context, st *record.Store, version int64, faulty func(kind, name string, err error)) (*alert.Set, string, error) {
 	mark := fmt.Sprintf("%d-%s", version, shippedDigest())
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,7 +54,7 @@ func (r *rules) load(ctx context.Context, st *record.Store, version int64, fault
 	if err := each(ctx, st.Ledger, record.RulesPK, "rule#", func(it ledger.Item) error { items = append(items, it); return nil }); err != nil {
 		return nil, "", err
 	}
-	silences, err := loadSilences(ctx, st)
+	silences, err := loadSilences(ctx, st, func(id string, err error) { faulty("silence", id, err) })
 	if err != nil {
 		return nil, "", err
 	}
@@ -68,14 +68,14 @@ func (r *rules) load(ctx context.Context, st *record.Store, version int64, fault
 			s, err := record.Decode[stored](it)
 			if err != nil { // one that cannot be read holds up no other
 				id := ruleID(it)
-				faulty(id, err)
+				faulty("rule", id, err)
 				unread[id], resting = true, append(resting, id)
 				continue
 			}
 			c = compiled{version: it.Version, override: s, id: s.ID}
 			if s.Override == nil {
 				if c.rule, c.err = alert.Compile(s.Rule, s.ID, s.Version); c.err != nil {
-					faulty(s.Rule.Name, c.err)
+					faulty("rule", s.Rule.Name, c.err)
 				}
 			}
 		}
@@ -98,7 +98,7 @@ func (r *rules) load(ctx context.Context, st *record.Store, version int64, fault
 		v := shippedView(sh, overrides[sh.ID])
 		c, err := alert.Compile(v.Rule, v.ID, v.Version)
 		if err != nil {
-			faulty(v.Rule.Name, err)
+			faulty("rule", v.Rule.Name, err)
 			resting = append(resting, v.ID)
 			continue
 		}
@@ -114,11 +114,15 @@ func (r *rules) load(ctx context.Context, st *record.Store, version int64, fault
 	return r.set, mark, nil
 }
 
-// faulty counts and logs a rule that cannot be used.
-func (r *Reactor) faulty(ctx context.Context) func(rule string, err error) {
-	return func(rule string, err error) {
+// faulty counts and logs a rule or a silence that cannot be used.
+func (r *Reactor) faulty(ctx context.Context) func(kind, name string, err error) {
+	return func(kind, name string, err error) {
 		r.Metrics.faulty()
-		r.Logger.ErrorContext(ctx, "a rule cannot be used: it judges nothing, and its alerts stay as they are", "rule", rule, "err", err)
+		text := "a rule cannot be used: it judges nothing, and its alerts stay as they are"
+		if kind == "silence" {
+			text = "a silence cannot be read: it silences nothing until it is ended and made anew"
+		}
+		r.Logger.ErrorContext(ctx, text, kind, name, "err", err)
 	}
 }
 
@@ -144,7 +148,8 @@ func each(ctx context.Context, l ledger.Reader, pk, prefix string, f func(ledger
 
 // loadRules returns all rules as they are in force: those of the site, and those
 // that ship, with what is changed of them. One of the site hides a shipped one of
-// its name.
+// its name. Each change of a rule is one of its item: for the version of one that
+// cannot be read its revision counts, so that what comes behind is later.
 func loadRules(ctx context.Context, st *record.Store) ([]Rule, error) {
 	own := map[string]bool{}
 	overrides, unread := map[string]stored{}, map[string]int64{}
@@ -172,14 +177,14 @@ func loadRules(ctx context.Context, st *record.Store) ([]Rule, error) {
 		switch {
 		case own[sh.Rule.Name]:
 		case damaged: // an override or a deletion replaces what cannot be read
-			out = append(out, Rule{ID: sh.ID, Rule: alert.Rule{Name: sh.Rule.Name}, Revision: revision, Shipped: true, Override: &alert.Override{}})
+			out = append(out, Rule{ID: sh.ID, Rule: alert.Rule{Name: sh.Rule.Name}, Version: 1 + revision, Revision: revision, Shipped: true, Override: &alert.Override{}})
 			delete(unread, sh.ID)
 		default:
 			out = append(out, shippedView(sh, overrides[sh.ID]))
 		}
 	}
 	for id, revision := range unread { // by its id: nobody knows its name
-		out = append(out, Rule{ID: id, Rule: alert.Rule{Name: id}, Revision: revision})
+		out = append(out, Rule{ID: id, Rule: alert.Rule{Name: id}, Version: revision, Revision: revision})
 	}
 	return out, nil
 }

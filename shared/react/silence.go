@@ -29,24 +29,54 @@ func silenceItem(s alert.Silence) ledger.Item {
 	return ledger.Item{Key: record.SilenceKey(s.ID), Data: record.Encode(s), Expires: s.EndsAt.Add(SilenceKept)}
 }
 
-func loadSilences(ctx context.Context, st *record.Store) ([]alert.Silence, error) {
+// loadSilences reads all silences. One that cannot be read holds up no other: it is
+// told to faulty, and returned as damagedSilence has it.
+func loadSilences(ctx context.Context, st *record.Store, faulty func(id string, err error)) ([]alert.Silence, error) {
 	var out []alert.Silence
 	err := each(ctx, st.Ledger, record.SilencesPK, "silence#", func(it ledger.Item) error {
-		s, err := record.Decode[alert.Silence](it)
+		s, err := readSilence(it)
 		if err != nil {
-			return err
+			faulty(s.ID, err)
 		}
-		s.Version = it.Version
 		out = append(out, s)
 		return nil
 	})
 	return out, err
 }
 
+func silently(string, error) {}
+
+// readSilence reads a silence from its item; with an error, too, there is one that
+// can be listed and ended.
+func readSilence(it ledger.Item) (alert.Silence, error) {
+	s, err := record.Decode[alert.Silence](it)
+	if err != nil {
+		s = damagedSilence(it)
+	}
+	s.Version = it.Version
+	return s, err
+}
+
+// damagedSilence stands for a silence that cannot be read, until it ends. It has no
+// matchers, and so silences nothing; when it ends its item's expiry tells.
+func damagedSilence(it ledger.Item) alert.Silence {
+	s := alert.Silence{ID: strings.TrimPrefix(it.SK, record.SilenceKey("").SK), Matchers: []alert.Match{}, Author: operation.Plane, Reason: "it cannot be read: end it, and make it anew"}
+	s.StartsAt = time.UnixMilli(0).UTC()
+	if s.EndsAt = it.Expires.UTC().Add(-SilenceKept); it.Expires.IsZero() {
+		s.EndsAt = time.UnixMilli(maxTime).UTC()
+	}
+	s.Created = s.StartsAt
+	return s
+}
+
+// maxTime is the end of what has no other, in Unix milliseconds: the last that an
+// index has room for.
+const maxTime = 9_999_999_999_999
+
 // Silences returns the silences that have not ended, and with past those that
 // have too, by their start, the latest first.
 func (s *Service) Silences(ctx context.Context, past bool) ([]alert.Silence, error) {
-	all, err := loadSilences(ctx, s.Store)
+	all, err := loadSilences(ctx, s.Store, silently)
 	if err != nil {
 		return nil, err
 	}
@@ -67,9 +97,8 @@ func (s *Service) Silence(ctx context.Context, silenceID string) (alert.Silence,
 	if err != nil {
 		return alert.Silence{}, fmt.Errorf("read silence: %w", err)
 	}
-	x, err := record.Decode[alert.Silence](it)
-	x.Version = it.Version
-	return x, err
+	x, _ := readSilence(it)
+	return x, nil
 }
 
 // forgotten bounds the past silences that one commit forgets.
@@ -97,7 +126,7 @@ func (s *Service) CreateSilence(ctx context.Context, call admission.Call, x aler
 		if err != nil {
 			return nil, err
 		}
-		all, err := loadSilences(ctx, s.Store)
+		all, err := loadSilences(ctx, s.Store, silently)
 		if err != nil {
 			return nil, err
 		}

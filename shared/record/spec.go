@@ -2,6 +2,7 @@ package record
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -22,7 +23,9 @@ func (st *Store) decodeSpec(id string, it ledger.Item) (operation.Spec, error) {
 	return s, err
 }
 
-// Specs reads the specs of those operations that exist.
+// Specs reads the specs of those operations that exist. One that cannot be read is
+// as one that is missing, so that it holds up no other, unless a later version wrote
+// it (ErrNewer).
 func (st *Store) Specs(ctx context.Context, ids []string) (map[string]operation.Spec, error) {
 	out := make(map[string]operation.Spec, len(ids))
 	var missing []string
@@ -49,8 +52,12 @@ func (st *Store) Specs(ctx context.Context, ids []string) (map[string]operation.
 			if !ok {
 				continue
 			}
-			if out[id], err = st.decodeSpec(id, it); err != nil {
+			spec, err := st.decodeSpec(id, it)
+			if errors.Is(err, ErrNewer) {
 				return nil, err
+			}
+			if err == nil {
+				out[id] = spec
 			}
 		}
 	}
