@@ -3,6 +3,8 @@
 package kubeflow
 
 import (
+	"net/http"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -25,7 +27,8 @@ func spread(meta *metav1.ObjectMeta, spec *corev1.PodSpec) {
 }
 
 // TestStoppedAgentComesBackTooLate: an agent that was stopped past its lease in the
-// middle of a drain issues nothing when it goes on: another has taken over.
+// middle of a drain evicts nothing when it goes on, though the pods are still there:
+// another has taken over, and carries it out.
 func TestStoppedAgentComesBackTooLate(t *testing.T) {
 	t.Parallel()
 	rig := kuberig.Shared(t)
@@ -34,22 +37,50 @@ func TestStoppedAgentComesBackTooLate(t *testing.T) {
 	ns := rig.Namespace()
 	rig.Deployment(ns, "web", 2, kuberig.OnNode(node.Name))
 	rig.PDB(ns, "keep", "web", kuberig.MinAvailable("2"))
+	early, later := rig.User("early", "system:masters"), rig.User("later", "system:masters")
+	toPlane, real := passageTo(t, s.url, http.DefaultTransport), s.url
+	s.url, s.user = toPlane.url, early
 	first := s.agent("")
+	s.url, s.user = real, later
+	var woken, told atomic.Bool
+	toPlane.on(reports, func(r *http.Request, _ int, at place) bool {
+		if at == before && ends(r) && woken.Load() {
+			told.Store(true)
+		}
+		return false
+	})
 	s.thing("nodes", node.Name)
 	asked := s.want("node.drain", "node:"+node.Name, nil, 2*time.Minute)
 	s.until(asked.ID, "blocked", 20*time.Second, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
 	first.signal(syscall.SIGSTOP)
 	s.agent("")
 	s.until(asked.ID, "taken over", 30*time.Second, func(o op) bool { return o.Generation > 1 && o.Phase == operation.Running })
+	woken.Store(true)
+	at := time.Now()
+	first.signal(syscall.SIGCONT)
+	s.await("the first agent's word on its lease", 30*time.Second, told.Load)
 	if err := rig.Client(kuberig.Admin).PolicyV1().PodDisruptionBudgets(ns).Delete(t.Context(), "keep", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	first.signal(syscall.SIGCONT)
 	o := s.ended(asked.ID, 60*time.Second)
 	if o.Phase != operation.Succeeded {
 		t.Fatalf("the drain: %s", o)
 	}
 	onceEach(t, rig, ns, "")
+	for _, e := range rig.Audit(early) {
+		if e.Subresource == "eviction" && e.Received.After(at) {
+			t.Errorf("the agent that came back asked to evict %s at %s, it went on at %s", e.Name, e.Received, at)
+		}
+	}
+	evicted := 0
+	for _, e := range rig.Audit(later) {
+		if e.Subresource == "eviction" && e.Code == http.StatusCreated && !dry(e) {
+			evicted++
+		}
+	}
+	if evicted != 2 {
+		t.Errorf("%d evictions of the second agent were accepted, want 2", evicted)
+	}
 }
 
 // TestPlaneAway: while the plane is away a drain is finished or stopped safely,
