@@ -62,9 +62,12 @@ type result struct {
 	p      *planned
 	stage  int
 	issued bool
-	reply  cluster.Reply
-	stop   *executor.Outcome
-	found  *looked
+	// finished: the pod had run to its end when the call was made. The watch may show
+	// it going, and so not finished any more, before the answer is there.
+	finished bool
+	reply    cluster.Reply
+	stop     *executor.Outcome
+	found    *looked
 }
 
 // drive brings the planned pods as far as asked. It ends when they are there, when
@@ -183,7 +186,7 @@ func (d *drive) start(ctx context.Context, l *look) {
 		}
 		d.inFlight++
 		p.inFlight = true
-		k := call{p: p, uid: p.uid, stage: l.force[p], lost: p.lost}
+		k := call{p: p, uid: p.uid, stage: l.force[p], lost: p.lost, finished: p.finished}
 		k.namespace, k.name, _ = strings.Cut(p.name, "/")
 		if k.stage == withGrace {
 			k.grace = d.p.mercy(ownGrace(p.pod), d.t.Remaining())
@@ -199,12 +202,12 @@ type call struct {
 	namespace, name string
 	stage           int
 	grace           int64 // seconds, of a deletion
-	lost            bool
+	lost, finished  bool
 }
 
 // issue makes one call. It runs beside the others.
 func (d *drive) issue(ctx context.Context, k call) {
-	r := result{p: k.p, stage: k.stage}
+	r := result{p: k.p, stage: k.stage, finished: k.finished}
 	defer func() { d.results <- r }()
 	if k.lost { // what became of the last call comes first
 		r.found = d.lookAt(ctx, k)
@@ -316,7 +319,7 @@ func (d *drive) accepted(p *planned, r result) {
 		p.stage = r.stage
 		p.forced = d.why(p)
 		d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
-	case p.verdict.unmanaged && !p.noted && !p.finished:
+	case p.verdict.unmanaged && !p.noted && !r.finished:
 		p.noted = true
 		p.forced = "evicted, because the drain has force: true; it has no controller, so nothing starts it again"
 		d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))

@@ -82,6 +82,9 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 			continue
 		}
 		if p.inFlight {
+			if r := p.refusal; r != nil && r.code != "pdb" { // it holds until the cluster says otherwise
+				l.holds = append(l.holds, held{hold{code: r.code, rule: r.rule, why: r.why, act: r.act}, "pod/" + p.name, p})
+			}
 			continue
 		}
 		all := budgets(p.pod.Namespace)
