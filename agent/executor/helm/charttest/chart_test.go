@@ -205,7 +205,11 @@ func TestDeployment(t *testing.T) {
 			t.Errorf("%s is mounted by subPath, which is never renewed", m.Name)
 		}
 	}
+	scratch := strings.Split(d.Spec.Template.Annotations["cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"], ",")
 	for _, v := range pod.Volumes {
+		if v.EmptyDir != nil && !slices.Contains(scratch, v.Name) {
+			t.Errorf("emptyDir %s keeps its node from being drained", v.Name)
+		}
 		if _, ok := mounts[v.Name]; !ok {
 			t.Errorf("volume %s is not mounted", v.Name)
 		}

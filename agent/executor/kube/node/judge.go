@@ -111,8 +111,19 @@ func isDaemonSet(o *metav1.OwnerReference) bool {
 	return o.Kind == "DaemonSet" && strings.HasPrefix(o.APIVersion, "apps/")
 }
 
+// AnnotationScratch names, on a pod, those of its volumes whose data nobody misses,
+// separated by commas. The cluster autoscaler evicts by it, too.
+// https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md#what-types-of-pods-can-prevent-ca-from-removing-a-node
+const AnnotationScratch = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+
+// hasLocalData tells whether the pod keeps data in an emptyDir that is not known to
+// be scratch.
 func hasLocalData(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.EmptyDir != nil })
+	scratch := map[string]bool{}
+	for name := range strings.SplitSeq(p.Annotations[AnnotationScratch], ",") {
+		scratch[strings.TrimSpace(name)] = true
+	}
+	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.EmptyDir != nil && !scratch[v.Name] })
 }
 
 func hasPreStop(p *corev1.Pod) bool {

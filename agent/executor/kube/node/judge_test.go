@@ -42,6 +42,10 @@ func emptyDir(p *corev1.Pod) {
 	p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 }
 
+func scratch(volumes string) func(p *corev1.Pod) {
+	return func(p *corev1.Pod) { p.Annotations = map[string]string{AnnotationScratch: volumes} }
+}
+
 func phase(ph corev1.PodPhase) func(p *corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Phase = ph }
 }
@@ -89,6 +93,12 @@ func TestJudge(t *testing.T) {
 		{name: "owned but not controlled", pod: aPod("a", func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }), want: "evict unmanaged_pod"},
 		{name: "unmanaged and force", pod: aPod("a", ownedBy("")), payload: `{"force":true}`, want: "evict "},
 		{name: "local data", pod: aPod("a", emptyDir), want: "evict local_data"},
+		{name: "scratch", pod: aPod("a", emptyDir, scratch("v")), want: "evict "},
+		{name: "scratch among others", pod: aPod("a", emptyDir, scratch("tmp, v,cache")), want: "evict "},
+		{name: "another volume is scratch", pod: aPod("a", emptyDir, scratch("vv")), want: "evict local_data"},
+		{name: "one of two is scratch", pod: aPod("a", emptyDir, func(p *corev1.Pod) {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "data", VolumeSource: p.Spec.Volumes[0].VolumeSource})
+		}, scratch("v")), want: "evict local_data"},
 		{name: "local data allowed", pod: aPod("a", emptyDir), payload: `{"delete_emptydir_data":true}`, want: "evict "},
 		{name: "selected", pod: aPod("a"), payload: `{"pod_selector":"app=web"}`, want: "evict "},
 		{name: "not selected", pod: aPod("a", emptyDir), payload: `{"pod_selector":"app notin (web)"}`},
