@@ -81,6 +81,9 @@ func (e *nodes) cordon(ctx context.Context, t *executor.Task, p *placing) execut
 		return o
 	}
 	if kept != nil {
+		if t.Assignment.Type != "node.cordon" { // whoever looks at the node sees what begins there
+			e.say(ctx, t, n, "CordonKept", "Opsplane found the node cordoned and leaves that cordon to whom it belongs: "+cmp.Or(t.Assignment.Reason, t.Assignment.Type))
+		}
 		t.Note("cordon_kept", fmt.Sprintf("node %s was cordoned before by %s; that cordon stays theirs", n.Name, describe(kept)))
 		return executor.Done(fmt.Sprintf("node %s was cordoned before by %s; it stays theirs", n.Name, describe(kept)))
 	}

@@ -46,7 +46,11 @@ func (e *nodes) tellNode(a *protocol.Assignment, end *executor.Ending, n *corev1
 	if !executor.StepUnknown(a, "cordon") && !executor.StepUnknown(a, "uncordon") && !executor.StepUnknown(a, "restore") {
 		end.Verified = append(end.Verified, end.Message)
 	}
-	if ours(CordonOf(n), a.Operation) && !executor.CameThrough(a) {
+	c := CordonOf(n)
+	if c != nil && !ours(c, a.Operation) {
+		end.Verified = append(end.Verified, "the cordon is not this operation's: "+describe(c))
+	}
+	if ours(c, a.Operation) && !executor.CameThrough(a) {
 		by := "cordon"
 		if s := executor.StepNamed(a, "restore"); s.ID != "" {
 			by = s.Name // it was to lift the cordon
@@ -108,9 +112,6 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 	e.tellNode(a, end, r.node, len(r.pods), r.version)
 	cordon := end.Message
 	end.NotVerified = append(end.NotVerified, "application readiness")
-	if c := CordonOf(r.node); c != nil && !ours(c, a.Operation) {
-		end.Verified = append(end.Verified, "the cordon is not this operation's: "+describe(c))
-	}
 	d := e.details(s, readRecord(r.node, a), r, a)
 	e.tellPods(a, end, d)
 	end.Details = d.encode()

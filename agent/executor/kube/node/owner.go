@@ -97,6 +97,9 @@ func describe(c *protocol.Cordon) string {
 		return "nobody knows whom"
 	}
 	s := c.Owner
+	if c.Operation != "" {
+		s += " operation " + c.Operation
+	}
 	if c.By != "" {
 		s += " " + c.By
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -146,6 +148,14 @@ func (e *drainer) previewDrain(ctx context.Context, r protocol.PreviewRequest) (
 	if err != nil { // the operation's preflight says the same
 		return []protocol.Blocker{{Code: "invalid_payload", Resource: r.TargetName, Detail: err.Error()}}, nil
 	}
+	need := []cluster.Right{patchRight, evictRight}
+	if p.OnDeadline == onDeadlineForce {
+		need = append(need, deleteRight)
+	}
+	missing, err := e.rightsTo(ctx, a, need...)
+	if err != nil {
+		return nil, err
+	}
 	code, why, err := e.narrow(ctx, a, &p, n)
 	if err != nil {
 		return nil, fmt.Errorf("preview %s: %w", r.Type, err)
@@ -153,9 +163,42 @@ func (e *drainer) previewDrain(ctx context.Context, r protocol.PreviewRequest) (
 	if code != "" {
 		return []protocol.Blocker{{Code: code, Resource: "device/" + p.Device, Detail: why}}, nil
 	}
-	_, blockers, err = e.meet(ctx, p, n)
-	if err != nil {
-		return nil, fmt.Errorf("preview %s: %w", r.Type, err)
+	sv, blockers, err := e.meet(ctx, p, n)
+	if err == nil {
+		return append(append(missing, blockers...), sv.hurried(n, p, time.Duration(r.DeadlineMS)*time.Millisecond)...), nil
 	}
-	return blockers, nil
+	switch list, so := lacks(a, err); {
+	case so && len(missing) > 0: // the same, asked in another way
+		return missing, nil
+	case so:
+		return list, nil
+	}
+	return nil, fmt.Errorf("preview %s: %w", r.Type, err)
+}
+
+// hurried tells what comes of a deadline that is so near; 0: it is not known.
+func (s *survey) hurried(n *corev1.Node, p payload, left time.Duration) (list []protocol.Blocker) {
+	if left <= 0 {
+		return nil
+	}
+	within := left.Round(time.Second)
+	ends := "the drain is timed out by then"
+	if p.OnDeadline == onDeadlineForce {
+		ends = "its grace is cut short then"
+		if w := p.window(); left <= w {
+			list = append(list, protocol.Blocker{Code: "forces_at_once", Resource: "node/" + n.Name, Rule: "force_window_seconds",
+				Detail: fmt.Sprintf("the deadline is in %s and the force window is %s: whatever a rule holds is deleted past it at once", within, w)})
+		}
+	}
+	for _, v := range s.verdicts {
+		grace := time.Duration(ownGrace(v.pod)) * time.Second
+		if p.GracePeriodSeconds >= 0 {
+			grace = time.Duration(p.GracePeriodSeconds) * time.Second
+		}
+		if v.kind == toEvict && grace > left && len(list) < maxBlockers {
+			list = append(list, protocol.Blocker{Code: "deadline_short", Resource: "pod/" + key(v.pod), Rule: "grace_period",
+				Detail: fmt.Sprintf("pod %s may take its grace period of %s to stop, and the deadline is in %s: %s", key(v.pod), grace, within, ends)})
+		}
+	}
+	return list
 }

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -16,10 +17,45 @@ func previewed(r protocol.PreviewRequest) *protocol.Assignment {
 	return &protocol.Assignment{Operation: r.ID, Type: r.Type, TargetUID: r.TargetUID, TargetName: r.TargetName, NodeName: r.NodeName, Payload: r.Payload}
 }
 
+// lacks words, as what stands in the way, that the agent's role lacks a right; false:
+// err is of another kind.
+func lacks(a *protocol.Assignment, err error) ([]protocol.Blocker, bool) {
+	if o := broken(err); o.ErrorCode == "forbidden" {
+		return []protocol.Blocker{{Code: o.ErrorCode, Resource: "node/" + nodeName(a), Rule: "rbac", Detail: o.Detail}}, true
+	}
+	return nil, false
+}
+
+// rightsTo asks which of the rights to change the cluster are missing: no read of a
+// preview would meet that.
+func (e *nodes) rightsTo(ctx context.Context, a *protocol.Assignment, rights ...cluster.Right) ([]protocol.Blocker, error) {
+	list := []protocol.Blocker{}
+	for _, r := range rights {
+		has, err := e.has(ctx, r)
+		if err != nil {
+			return nil, fmt.Errorf("preview %s: %w", a.Type, err)
+		}
+		if !has {
+			list = append(list, protocol.Blocker{Code: "forbidden", Resource: "node/" + nodeName(a), Rule: "rbac",
+				Detail: fmt.Sprintf("the agent's role lacks the right to %s, which it needs %s", r, r.Why)})
+		}
+	}
+	return list, nil
+}
+
+func (e *nodes) has(ctx context.Context, r cluster.Right) (bool, error) {
+	ctx, cancel := e.c.Read(ctx)
+	defer cancel()
+	return e.c.Allowed(ctx, r.Attributes())
+}
+
 // previewNode reads the node; nil: the blockers say why it cannot be acted on.
 func (e *nodes) previewNode(ctx context.Context, a *protocol.Assignment) (*corev1.Node, []protocol.Blocker, error) {
 	n, code, detail, err := e.read(ctx, a)
 	if err != nil {
+		if list, so := lacks(a, err); so {
+			return nil, list, nil
+		}
 		return nil, nil, fmt.Errorf("preview %s: %w", a.Type, err)
 	}
 	if code != "" {
@@ -30,8 +66,12 @@ func (e *nodes) previewNode(ctx context.Context, a *protocol.Assignment) (*corev
 
 // preview tells what a cordon or an uncordon would meet now.
 func (e *nodes) preview(ctx context.Context, r protocol.PreviewRequest) ([]protocol.Blocker, error) {
-	n, blockers, err := e.previewNode(ctx, previewed(r))
-	if n == nil || err != nil || r.Type != "node.uncordon" {
+	a := previewed(r)
+	n, blockers, err := e.previewNode(ctx, a)
+	if n == nil || err != nil {
+		return blockers, err
+	}
+	if blockers, err = e.rightsTo(ctx, a, patchRight); err != nil || r.Type != "node.uncordon" {
 		return blockers, err
 	}
 	var p struct {

@@ -30,6 +30,9 @@ type refusal struct {
 var (
 	deniedByWebhook = regexp.MustCompile(`admission webhook "([^"]+)"`)
 	deniedByPolicy  = regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'`)
+	// Of one that cannot be asked, with failurePolicy: Fail.
+	// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#failure-policy
+	deadWebhook = regexp.MustCompile(`failed calling webhook "([^"]+)"`)
 	// "The disruption budget web needs 2 healthy pods and has 2 currently"
 	refusingBudget = regexp.MustCompile(`disruption budget (\S+)`)
 )
@@ -61,6 +64,10 @@ func refusalOf(err error, p *corev1.Pod, budgets []*budget) *refusal {
 			why: fmt.Sprintf("namespace %s is being deleted, and the pod with it: no eviction is taken there", p.Namespace)}
 	case st.Code == http.StatusInternalServerError && (len(found) > 1 || strings.Contains(st.Message, "more than one PodDisruptionBudget")):
 		return &refusal{code: "two_pdbs", rule: twoPDBsRule(p, found), why: twoPDBs(p, found)}
+	case st.Code >= http.StatusInternalServerError && deadWebhook.MatchString(st.Message):
+		hook := deadWebhook.FindStringSubmatch(st.Message)[1]
+		return &refusal{code: "eviction_refused", rule: "webhook/" + hook, why: st.Message,
+			act: fmt.Sprintf("bring back what answers for admission webhook %s, or take the webhook away, then drain again", hook)}
 	case st.Code == http.StatusTooManyRequests && strings.Contains(st.Message, "denied"), st.Code < 500 && st.Code != http.StatusTooManyRequests:
 		return denial(st)
 	case st.Code == http.StatusTooManyRequests:

@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,6 +42,8 @@ func TestRefusalOf(t *testing.T) {
 		{"namespace ends", status(403, "forbidden: unable to create new content", ending), one, "namespace_terminating", "namespace/ns"},
 		{"webhook", status(403, `admission webhook "guard.example.com" denied the request: no`), one, "eviction_refused", "webhook/guard.example.com"},
 		{"webhook that says later", status(429, `admission webhook "guard.example.com" denied the request: later`), one, "eviction_refused", "webhook/guard.example.com"},
+		{"webhook that cannot be asked", status(500, `Internal error occurred: failed calling webhook "guard.example.com": failed to call webhook: Post "https://10.0.0.1:1/": connection refused`), one,
+			"eviction_refused", "webhook/guard.example.com"},
 		{"policy", apierrors.NewInvalid(schema.GroupKind{}, "x", nil), one, "eviction_refused", "admission"},
 		{"named policy", status(422, `ValidatingAdmissionPolicy 'no-mondays' with binding 'b' denied request: no`), one, "eviction_refused", "policy/no-mondays"},
 		{"no answer", errors.New("EOF"), one, "api_error", ""},
@@ -52,6 +55,9 @@ func TestRefusalOf(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 		})
+	}
+	if r := refusalOf(status(500, `failed calling webhook "guard.example.com": no`), aPod("a"), nil); !strings.Contains(r.act, "guard.example.com") {
+		t.Errorf("what to do about a webhook that cannot be asked: %q", r.act)
 	}
 	if r := refusalOf(status(http.StatusTooManyRequests, "x", budgeted), aPod("a"), one); r.budget != "ns/b" || r.version != "1" {
 		t.Errorf("wakes on %q at %q", r.budget, r.version)

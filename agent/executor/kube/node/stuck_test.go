@@ -58,6 +58,7 @@ func TestStoppedPodIsWaitedFor(t *testing.T) {
 		t.Run(string(ph), func(t *testing.T) {
 			t.Parallel()
 			client := fake.NewClientset(theNode(true), aPod("stuck", withHold, ago(time.Hour), phase(ph)), aPod("done", withHold, phase(corev1.PodSucceeded)))
+			permit(client)
 			e := newDrainer(&cluster.Cluster{Client: client, Now: time.Now}, Options{})
 			var told []protocol.Blocker
 			task := stuckTask(lease("op_1"), &told)

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -233,6 +234,7 @@ func alike(p *corev1.Pod, budgets []*budget) string {
 // would take it, or cannot say. The error is of a call that was not answered, or
 // of a missing right.
 func (e *drainer) dryRun(ctx context.Context, p payload, pod *corev1.Pod, budgets []*budget) (*refusal, error) {
+	asked := ctx
 	ctx, cancel := context.WithTimeout(ctx, dryRunFor)
 	defer cancel()
 	ev := eviction(pod.Namespace, pod.Name, pod.UID, p.GracePeriodSeconds)
@@ -241,14 +243,19 @@ func (e *drainer) dryRun(ctx context.Context, p payload, pod *corev1.Pod, budget
 	switch {
 	case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err): // it would go, or is gone
 		return nil, nil
-	case apierrors.IsTimeout(err), apierrors.IsServerTimeout(err), ctx.Err() != nil, apierrors.IsBadRequest(err): // a webhook without dry run
+	case apierrors.IsBadRequest(err): // a webhook without dry run
 		return nil, nil
+	case asked.Err() != nil:
+		return nil, nil
+	case apierrors.IsTimeout(err), apierrors.IsServerTimeout(err), ctx.Err() != nil:
+		return &refusal{code: "api_error", rule: "api_server", why: fmt.Sprintf("the API server did not say within %s whether it takes an eviction of pod %s: a webhook may hang", dryRunFor, key(pod))}, nil
 	}
 	r := refusalOf(err, pod, budgets)
 	if r.code == "eviction_refused" && r.rule == "admission" && apierrors.IsForbidden(err) { // nobody is named: the authorizer said it
 		return nil, fmt.Errorf("rehearse the eviction of pod %s: %w", key(pod), err)
 	}
-	if r.code == "throttled" || r.code == "api_error" {
+	var status apierrors.APIStatus
+	if r.code == "throttled" || apierrors.IsServiceUnavailable(err) || !errors.As(err, &status) { // it says nothing of this eviction
 		return nil, nil
 	}
 	return r, nil

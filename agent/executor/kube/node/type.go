@@ -8,17 +8,24 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
+// Rights that change the cluster. A preview asks for them by name.
+var (
+	patchRight  = cluster.Right{Verb: "patch", Resource: "nodes", Why: "to cordon and uncordon"}
+	evictRight  = cluster.Right{Verb: "create", Resource: "pods/eviction", Why: "to evict"}
+	deleteRight = cluster.Right{Verb: "delete", Resource: "pods", Why: "to delete what is left in the window before the deadline, with on_deadline: force"}
+)
+
 // Rights are what the three types need of the agent's role, no more.
 var Rights = []cluster.Right{
 	{Verb: "get", Resource: "nodes", Why: "to read the node that an operation is about"},
 	{Verb: "list", Resource: "nodes", Why: "to see a node uncordoned, deleted or unreachable while it is drained"},
 	{Verb: "watch", Resource: "nodes", Why: "to see a node uncordoned, deleted or unreachable while it is drained"},
-	{Verb: "patch", Resource: "nodes", Why: "to cordon and uncordon"},
+	patchRight,
 	{Verb: "get", Resource: "pods", Why: "to learn what became of an eviction whose answer was lost"},
 	{Verb: "list", Resource: "pods", Why: "to judge the pods of a node and to see them gone"},
 	{Verb: "watch", Resource: "pods", Why: "to see the pods of a node stop"},
-	{Verb: "create", Resource: "pods/eviction", Why: "to evict"},
-	{Verb: "delete", Resource: "pods", Why: "to delete what is left in the window before the deadline, with on_deadline: force"},
+	evictRight,
+	deleteRight,
 	{Verb: "get", Group: "apps", Resource: "daemonsets", Why: "to tell an orphaned DaemonSet pod from one that its DaemonSet would start again"},
 	{Verb: "list", Group: "policy", Resource: "poddisruptionbudgets", Why: "to say which budget holds a pod, and to evict as soon as it allows"},
 	{Verb: "watch", Group: "policy", Resource: "poddisruptionbudgets", Why: "to say which budget holds a pod, and to evict as soon as it allows"},
