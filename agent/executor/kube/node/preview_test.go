@@ -60,8 +60,8 @@ func TestPreviewTellsWhatTheRunMeets(t *testing.T) {
 		eviction     error // the answer to its rehearsal
 		hangs        bool
 		left         time.Duration // to the deadline; 0: not told
-		want         []string // code and rule of each blocker
-		says         string   // in the first one's detail
+		want         []string      // code and rule of each blocker
+		says         string        // in the first one's detail
 	}{
 		"nothing":                         {},
 		"a webhook that cannot be asked":  {eviction: dead, want: []string{"eviction_refused webhook/guard.example.com"}, says: "connection refused"},
