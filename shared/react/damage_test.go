@@ -311,7 +311,8 @@ func TestCommitsOfAQuietStream(t *testing.T) {
 	b.follow()
 	began := l.n.Load()
 	const n = 10
-	step := func() { // as the due index calls
+	step := func() { // when the event comes, and as the due index may call
+		b.follow()
 		b.advance(time.Second)
 		b.follow()
 		b.advance(time.Minute)
