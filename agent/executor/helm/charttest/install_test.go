@@ -202,6 +202,24 @@ func (i *installed) keepsToItsTrade(r *kuberig.Rig) {
 		_, err := agent.AppsV1().Deployments(ns).Patch(ctx, "web", types.StrategicMergePatchType, []byte(image), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err != nil, nil
 	})
+	r.Await("the policies' expressions are checked against the types", func(ctx context.Context) (bool, error) {
+		all, err := i.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for _, p := range all.Items {
+			if !strings.HasPrefix(p.Name, "opsplane."+i.ns+".") {
+				continue
+			}
+			if p.Status.TypeChecking == nil {
+				return false, nil
+			}
+			for _, w := range p.Status.TypeChecking.ExpressionWarnings {
+				i.t.Errorf("%s: %s: %s", p.Name, w.FieldRef, w.Warning)
+			}
+		}
+		return true, nil
+	})
 	for name, c := range map[string]struct {
 		do    func(patch string) error
 		patch string
