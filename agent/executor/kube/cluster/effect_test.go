@@ -243,8 +243,10 @@ func TestRepeatableTellsWhatIsOpen(t *testing.T) {
 		"starting":        {answer: says(503, metav1.StatusReasonServiceUnavailable, "starting"), category: Failed, code: "api_unavailable"},
 		"gave up":         {answer: says(504, metav1.StatusReasonTimeout, ""), category: Timeout, open: true},
 		"a balancer, 502": {answer: func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no upstream", http.StatusBadGateway) }, category: Failed, open: true},
-		"a balancer, 503": {answer: func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no upstream", http.StatusServiceUnavailable) }, category: Failed, code: "api_unavailable", open: true},
-		"broken off":      {answer: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, category: Timeout, open: true},
+		"a balancer, 503": {answer: func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "no upstream", http.StatusServiceUnavailable)
+		}, category: Failed, code: "api_unavailable", open: true},
+		"broken off": {answer: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, category: Timeout, open: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
