@@ -1,0 +1,53 @@
+//go:build kubetest
+
+package kubeflow
+
+import (
+	"testing"
+	"time"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+// TestAskedWhileTheAPIServerIsSilent: operations that are asked for while the API
+// server takes connections and answers nothing say so soon, whatever type they are of.
+// They outlast more than any budget of attempts, and come through when it goes on.
+func TestAskedWhileTheAPIServerIsSilent(t *testing.T) {
+	t.Parallel()
+	rig := kuberig.Start(t, kuberig.Options{Nodes: 1})
+	s := newSite(t, rig)
+	reset := resetScene(t, s, false)
+	cordoned, drained, closed, rolled := rig.Node("cordoned"), rig.Node("drained"), rig.Node("closed"), rig.Node("rolled")
+	ns := rig.Namespace()
+	rig.Deployment(ns, "web", 2, kuberig.OnNode(rolled.Name))
+	s.agent("", reset.flags...)
+	for _, n := range []string{cordoned.Name, drained.Name, closed.Name} {
+		s.thing("nodes", n)
+	}
+	s.thing(reset.kind, reset.name)
+	s.thing("deployments", ns+"/web")
+	if o := s.ended(s.want("node.cordon", "node:"+closed.Name, nil, time.Minute).ID, time.Minute); o.Phase != operation.Succeeded {
+		t.Fatal(o)
+	}
+	rig.Stop(kuberig.APIServer)
+	silent := time.Now()
+	asked := map[string]op{}
+	for _, a := range []ask{reset.ask, {"deployment.roll", "deployment:" + ns + "/web", nil}, {"node.cordon", "node:" + cordoned.Name, nil}, {"node.drain", "node:" + drained.Name, nil}, {"node.uncordon", "node:" + closed.Name, nil}} {
+		asked[a.typ] = s.want(a.typ, a.target, a.payload, 30*time.Minute)
+	}
+	for typ, o := range asked {
+		o = s.until(o.ID, "what does not answer is told", time.Until(silent.Add(14*time.Second)), func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
+		if b := o.Progress.Blockers[0]; b.Code != "api_unavailable" || b.Since == nil || b.Since.Sub(silent) > 5*time.Second {
+			t.Errorf("%s: blocker %+v, silent since %s", typ, b, silent.UTC())
+		}
+		t.Logf("%s is told after %s", typ, time.Since(silent).Round(100*time.Millisecond))
+	}
+	time.Sleep(time.Until(silent.Add(55 * time.Second))) // five attempts of eight seconds, and what is between them
+	rig.Cont(kuberig.APIServer)
+	for typ, o := range asked {
+		if o = s.ended(o.ID, 2*time.Minute); o.Phase != operation.Succeeded {
+			t.Errorf("%s: %s", typ, o)
+		}
+	}
+}
