@@ -318,6 +318,7 @@ func (d *drive) accepted(p *planned, r result) {
 	case r.stage > 0:
 		p.stage = r.stage
 		p.forced = d.why(p)
+		d.sayForced(p)
 		d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
 	case p.verdict.unmanaged && !p.noted && !r.finished:
 		p.noted = true

@@ -5,7 +5,9 @@ import (
 	"testing"
 	"testing/synctest"
 
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -63,4 +65,25 @@ func TestCordonThatWasThere(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Whoever owns a pod that was deleted past a rule sees it on the pod.
+func TestForcedPodHasAnEvent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pod := aPod("a")
+		b := chosenSetup(t, func(int, *policyv1.Eviction) error { return nil }, pod)
+		p := &planned{uid: pod.UID, name: key(pod), pod: pod, verdict: verdict{pod: pod}, heldBy: "PDB ns/b allows 0 disruptions"}
+		d := b.e.newDrive(b.task, &session{node: theNode(true), plan: map[types.UID]*planned{p.uid: p}}, payload{DrainPayload: operation.DrainPayload{GracePeriodSeconds: -1}}, true)
+		d.start(t.Context(), &look{ready: []*planned{p}, force: map[*planned]int{p: withGrace}})
+		d.take(<-d.results)
+		synctest.Wait()
+		list, err := b.client.CoreV1().Events("ns").List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(list.Items) != 1 {
+			t.Fatalf("%d events, %v", len(list.Items), err)
+		}
+		if e := list.Items[0]; e.InvolvedObject.UID != pod.UID || e.Type != "Warning" || e.Reason != "Forced" || !strings.Contains(e.Message, "PDB ns/b allows 0 disruptions (operation op_1") {
+			t.Errorf("%+v", e)
+		}
+	})
 }

@@ -110,6 +110,14 @@ func reference(n *corev1.Node) corev1.ObjectReference {
 	return corev1.ObjectReference{Kind: "Node", Name: n.Name, UID: types.UID(n.Name), APIVersion: "v1"}
 }
 
+// sayForced puts an event on a pod that is deleted past a rule: whoever owns it sees
+// no eviction refused, and nothing else there would say why it went.
+func (d *drive) sayForced(p *planned) {
+	ns, name, _ := strings.Cut(p.name, "/")
+	on := corev1.ObjectReference{Kind: "Pod", Namespace: ns, Name: name, UID: p.uid, APIVersion: "v1"}
+	go d.c.Event(context.Background(), d.t, on, corev1.EventTypeWarning, "Forced", "Opsplane "+p.forced)
+}
+
 // say puts an event on the node, beside the step's work.
 func (e *nodes) say(ctx context.Context, t *executor.Task, n *corev1.Node, reason, message string) {
 	go e.c.Event(context.WithoutCancel(ctx), t, reference(n), corev1.EventTypeNormal, reason, message)
