@@ -21,7 +21,12 @@ func script(t *testing.T, text string) (path, dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	path = filepath.Join(dir, "helper")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\ncd "+dir+"\n"+text), 0o700); err != nil {
+	// A process that a test beside this one starts has the file open until its exec,
+	// and what is open for writing cannot be run (ETXTBSY): nobody forks meanwhile.
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(path, []byte("#!/bin/sh\ncd "+dir+"\n"+text), 0o700)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	return path, dir

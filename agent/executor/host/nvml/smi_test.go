@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,7 +20,12 @@ const uuid = "GPU-8f3c0a6e-1111-2222-3333-444455556666"
 func tool(t *testing.T, script string) smi {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "nvidia-smi")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+	// A process that a test beside this one starts has the file open until its exec,
+	// and what is open for writing cannot be run (ETXTBSY): nobody forks meanwhile.
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	return smi{path: path}
