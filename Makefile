@@ -77,7 +77,7 @@ openapi: ## write infra/docs/openapi.json
 	$(GO) run ./infra/openapi > infra/docs/openapi.json
 
 diagrams: ## write the generated parts of infra/docs
-	OPSPLANE_WRITE=1 $(GO) test -run 'TestDiagram|TestDocs' ./shared/operation ./shared/httpapi ./shared/alert
+	OPSPLANE_WRITE=1 $(GO) test -p 1 -run 'TestDiagram|TestDocs|TestPayloadsAreDocumented' ./shared/operation ./shared/httpapi ./shared/alert
 
 clean: ## remove what was built
 	rm -rf $(BIN)

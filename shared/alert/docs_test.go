@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,9 +19,12 @@ var docsFile = filepath.Join("..", "..", "infra", "docs", "alerts.md")
 
 const docsMark = "do not edit below. -->\n"
 
+// docs is the page as it was before any test wrote it.
+var docs = sync.OnceValues(func() ([]byte, error) { return os.ReadFile(docsFile) })
+
 func readDocs(t *testing.T) (text, generated string) {
 	t.Helper()
-	raw, err := os.ReadFile(docsFile)
+	raw, err := docs()
 	if err != nil {
 		t.Fatal(err)
 	}
