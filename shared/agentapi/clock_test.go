@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opsplane/opsplane/shared/event"
-	"github.com/opsplane/opsplane/shared/ledger/sqlite"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 	"github.com/opsplane/opsplane/shared/record"
@@ -25,11 +23,7 @@ func TestClockIsTold(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	clock := func() time.Time { return now }
-	db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db"), Now: clock})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
+	db := emptyLedger(t, clock)
 	s := &Service{Store: &record.Store{Ledger: db, Now: clock, Timing: operation.OneMachine}, Logger: slog.New(slog.DiscardHandler)}
 	var got []string
 	from := int64(1)
@@ -71,11 +65,7 @@ func TestAStreamsClockAhead(t *testing.T) {
 			t.Parallel()
 			now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 			clock := func() time.Time { return now }
-			db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db"), Now: clock})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = db.Close() })
+			db := emptyLedger(t, clock)
 			var log bytes.Buffer
 			var told Received
 			s := &Service{Store: &record.Store{Ledger: db, Now: clock, Timing: operation.OneMachine}, Logger: slog.New(slog.NewTextHandler(&log, nil)),

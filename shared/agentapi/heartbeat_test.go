@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/ledger"
-	"github.com/opsplane/opsplane/shared/ledger/sqlite"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 	"github.com/opsplane/opsplane/shared/queue"
@@ -34,11 +32,7 @@ func TestCadence(t *testing.T) {
 			t.Parallel()
 			now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 			clock := func() time.Time { return now }
-			db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db"), Now: clock})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = db.Close() })
+			db := emptyLedger(t, clock)
 			s := &Service{Store: &record.Store{Ledger: db, Now: clock, Timing: c.timing}, Logger: slog.New(slog.DiscardHandler),
 				QueueURL: func(cluster string) string { return "https://sqs.example/1/" + cluster }}
 			beat := func(agent string) protocol.HeartbeatAnswer {
@@ -83,11 +77,7 @@ func (l *unsure) Commit(ctx context.Context, ws ...ledger.Write) error {
 // own could not, or ended between the two; and once only.
 func TestOfferStaysDue(t *testing.T) {
 	t.Parallel()
-	db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
+	db := emptyLedger(t, time.Now)
 	var fails error
 	offered := 0
 	s := &Service{Store: &record.Store{Ledger: db, Now: time.Now, Timing: operation.AWS}, Logger: slog.New(slog.DiscardHandler),
@@ -131,11 +121,7 @@ func TestOfferStaysDue(t *testing.T) {
 // waited: its next heartbeat is no arrival any more.
 func TestArrivalWhoseAnswerIsLost(t *testing.T) {
 	t.Parallel()
-	db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
+	db := emptyLedger(t, time.Now)
 	l := &unsure{Ledger: db, lose: true}
 	offered := 0
 	s := &Service{Store: &record.Store{Ledger: l, Now: time.Now, Timing: operation.AWS}, Logger: slog.New(slog.DiscardHandler),

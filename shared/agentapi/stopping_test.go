@@ -3,14 +3,12 @@ package agentapi
 import (
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opsplane/opsplane/shared/event"
-	"github.com/opsplane/opsplane/shared/ledger/sqlite"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 	"github.com/opsplane/opsplane/shared/record"
@@ -22,11 +20,7 @@ func TestStopsAndRestarts(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	clock := func() time.Time { return now }
-	db, err := sqlite.Open(t.Context(), sqlite.Options{Path: filepath.Join(t.TempDir(), "l.db"), Now: clock})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
+	db := emptyLedger(t, clock)
 	s := &Service{Store: &record.Store{Ledger: db, Now: clock, Timing: operation.OneMachine}, Logger: slog.New(slog.DiscardHandler)}
 	from := int64(1)
 	var got []string
