@@ -3,12 +3,12 @@ package httpapi
 import (
 	"context"
 	"net/http"
-	"slices"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/react"
 )
@@ -65,10 +65,10 @@ func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 }) (*listOutput[alertView], error) {
 	f := react.Filter{Rule: in.Rule}
 	var err error
-	if f.States, err = states(in.State); err != nil {
+	if f.States, err = oneOf("state", in.State, alert.States); err != nil {
 		return nil, err
 	}
-	if f.Severities, err = severities(in.Severity); err != nil {
+	if f.Severities, err = oneOf("severity", in.Severity, event.Severities); err != nil {
 		return nil, err
 	}
 	if f.Since, err = parseTime("since", in.Since); err != nil {
@@ -104,21 +104,6 @@ func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 		next = encodeCursor(key, next)
 	}
 	return &listOutput[alertView]{Body: newList(items, next)}, nil
-}
-
-// states reads the parameter state.
-func states(in []string) ([]alert.State, error) {
-	if len(in) > 0 && len(words(in)) == 0 {
-		return nil, invalidParam("query", "state", "empty", "names none")
-	}
-	var out []alert.State
-	for _, s := range words(in) {
-		if !slices.Contains(alert.States, alert.State(s)) {
-			return nil, invalidParam("query", "state", "enum", "%.32q is none of pending, firing, resolved", s)
-		}
-		out = append(out, alert.State(s))
-	}
-	return out, nil
 }
 
 // AlertPath is exported for huma, which reads embedded fields only then.

@@ -138,7 +138,7 @@ func (a *API) listEvents(ctx context.Context, rq *request, in *eventsInput) (*ev
 func (a *API) eventsQuery(ctx context.Context, rq *request, in *eventsInput) (event.Query, error) {
 	q := event.Query{Types: words(in.Type), Subject: in.Subject, Limit: in.Limit, Cursor: in.Cursor}
 	var err error
-	if q.Severities, err = severities(in.Severity); err != nil {
+	if q.Severities, err = oneOf("severity", in.Severity, event.Severities); err != nil {
 		return q, err
 	}
 	if q.Cluster, err = a.streamParam(ctx, rq, in.Cluster); err != nil {
@@ -168,16 +168,21 @@ func (a *API) streamParam(ctx context.Context, rq *request, name string) (string
 	return a.clusterParam(ctx, rq, name)
 }
 
-// severities reads the parameter severity of a list.
-func severities(in []string) ([]string, error) {
-	out := words(in)
-	if len(in) > 0 && len(out) == 0 {
-		return nil, invalidParam("query", "severity", "empty", "names none")
+// oneOf reads a parameter of a list that names some of the known words.
+func oneOf[T ~string](name string, in []string, known []T) ([]T, error) {
+	if len(in) > 0 && len(words(in)) == 0 {
+		return nil, invalidParam("query", name, "empty", "names none")
 	}
-	for _, s := range out {
-		if !slices.Contains(event.Severities, s) {
-			return nil, invalidParam("query", "severity", "enum", "%.32q is none of %s", s, strings.Join(event.Severities, ", "))
+	var out []T
+	for _, w := range words(in) {
+		if !slices.Contains(known, T(w)) {
+			all := make([]string, len(known))
+			for i, k := range known {
+				all[i] = string(k)
+			}
+			return nil, invalidParam("query", name, "enum", "%.32q is none of %s", w, strings.Join(all, ", "))
 		}
+		out = append(out, T(w))
 	}
 	return out, nil
 }
