@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/opsplane/opsplane/shared/event"
 )
 
 // Set is all rules and silences by which streams are judged, indexed by event
@@ -139,7 +141,7 @@ func (s *Set) silenced(a *Alert, at time.Time) (silence string, until int64) {
 		if next.IsZero() || !m.Matches(a) {
 			continue
 		}
-		if t := roundUp(next); until == 0 || t < until {
+		if t := event.RoundUp(next); until == 0 || t < until {
 			until = t
 		}
 		if m.Silence.Active(at) && longer(m, best) {
@@ -151,10 +153,6 @@ func (s *Set) silenced(a *Alert, at time.Time) (silence string, until int64) {
 	}
 	return best.Silence.ID, until
 }
-
-// roundUp is the time in Unix milliseconds, the next one for a part of one: what
-// begins or ends then has done so.
-func roundUp(t time.Time) int64 { return t.Add(time.Millisecond - time.Nanosecond).UnixMilli() }
 
 // longer tells whether a silence lasts longer than the best so far.
 func longer(m, best *Matcher) bool {

@@ -112,7 +112,7 @@ func AppendWrites(head Head, headVersion int64, stream string, evs []Event) ([]l
 			flush()
 		}
 		encoded, bytes, total = append(encoded, b), bytes+len(b)+1, total+len(b)+1
-		next.At, next.Received = max(next.At, bound(e)), max(next.Received, roundUp(e.ReceivedAt))
+		next.At, next.Received = max(next.At, bound(e)), max(next.Received, RoundUp(e.ReceivedAt))
 	}
 	flush()
 	if runs := len(writes) - 1; runs > maxAppendRuns || total > maxAppendBytes {

@@ -59,11 +59,12 @@ func bound(e *Event) int64 {
 	if h := e.Happened(); h.After(at) {
 		at = h
 	}
-	return roundUp(at)
+	return RoundUp(at)
 }
 
-// roundUp is the time in whole Unix milliseconds, the next one for a part of one.
-func roundUp(t time.Time) int64 { return t.Add(time.Millisecond - time.Nanosecond).UnixMilli() }
+// RoundUp is the time in whole Unix milliseconds, the next one for a part of one:
+// what happens at the time has happened then.
+func RoundUp(t time.Time) int64 { return t.Add(time.Millisecond - time.Nanosecond).UnixMilli() }
 
 // encodeEvent writes one event as it stands in a run.
 func encodeEvent(e *Event) ([]byte, error) {
