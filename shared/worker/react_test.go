@@ -208,19 +208,27 @@ func TestReactHoldsUpNobody(t *testing.T) {
 	}
 }
 
+// firing is a plane on which the rule hot fires for n0, and the function that judged
+// it, to which all is known so far.
+func firing(t *testing.T) (*plane, *worker.React) {
+	t.Helper()
+	p := setup(t)
+	p.rule("hot", alert.Rule{})
+	p.happens(p.cluster, "hot", "n0")
+	h := p.reactFunction(p.reacting())
+	if out, err := invoke(t.Context(), h.Handle, worker.StreamEvent{Records: p.heads()}); err != nil || out != none {
+		t.Fatalf("answer %s, %v", out, err)
+	}
+	p.heads() // the alert's own
+	return p, h
+}
+
 // TestReactOnRules: a changed rule reaches every stream; when the streams cannot
 // be listed the rules' record comes again.
 func TestReactOnRules(t *testing.T) {
 	t.Parallel()
-	p := setup(t)
+	p, h := firing(t)
 	ctx := t.Context()
-	p.rule("hot", alert.Rule{})
-	p.happens(p.cluster, "hot", "n0")
-	h := p.reactFunction(p.reacting())
-	if out, err := invoke(ctx, h.Handle, worker.StreamEvent{Records: p.heads()}); err != nil || out != none {
-		t.Fatalf("answer %s, %v", out, err)
-	}
-	p.heads() // the alert's own
 	s := &react.Service{Store: p.store}
 	p.no(s.DeleteRule(ctx, admission.Call{Caller: admission.Caller{Actor: operation.Plane}, Method: "DELETE", Path: "/v1/rules/hot"}, "hot", 0))
 	batch := p.heads()
@@ -246,15 +254,8 @@ func TestReactOnRules(t *testing.T) {
 // comes, which comes again where its stream could not be judged.
 func TestReactOnDeletedCluster(t *testing.T) {
 	t.Parallel()
-	p := setup(t)
+	p, h := firing(t)
 	ctx := t.Context()
-	p.rule("hot", alert.Rule{})
-	p.happens(p.cluster, "hot", "n0")
-	h := p.reactFunction(p.reacting())
-	if out, err := invoke(ctx, h.Handle, worker.StreamEvent{Records: p.heads()}); err != nil || out != none {
-		t.Fatalf("answer %s, %v", out, err)
-	}
-	p.heads() // the alert's own
 	p.happens("clu_other", "hot", "n1")
 	p.no(p.db.Commit(ctx, record.FormerWrite(p.cluster, p.now())))
 	batch := p.heads()
