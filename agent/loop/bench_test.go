@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -155,11 +156,16 @@ func (w *world) issue(op, step string, generation int64) bool {
 	return true
 }
 
-func (w *world) count(effect string) int {
+// issued lists the effects that were taken.
+func (w *world) issued() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return slices.Clone(w.effects)
+}
+
+func (w *world) count(effect string) int {
 	n := 0
-	for _, e := range w.effects {
+	for _, e := range w.issued() {
 		if e == effect {
 			n++
 		}

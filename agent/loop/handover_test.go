@@ -36,7 +36,7 @@ func TestHandOver(t *testing.T) {
 		if waited := again.Sub(handed); waited < executor.HandBackFor || waited > executor.HandBackFor+time.Minute {
 			t.Errorf("taken up again after %s", waited)
 		}
-		if diff := cmp.Diff([]string{"cordon/1", "evict/2"}, b.world.effects); diff != "" {
+		if diff := cmp.Diff([]string{"cordon/1", "evict/2"}, b.world.issued()); diff != "" {
 			t.Error(diff)
 		}
 		if s.Assignments[0].Ended != "handed_back" {

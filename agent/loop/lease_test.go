@@ -69,7 +69,7 @@ func TestStoppedBeforeTheCheck(t *testing.T) {
 		if s.Phase != operation.Succeeded || s.Generation < 2 {
 			t.Fatalf("ended %s, generation %d", s.Phase, s.Generation)
 		}
-		for _, e := range b.world.effects {
+		for _, e := range b.world.issued() {
 			if strings.HasSuffix(e, "/1") {
 				t.Errorf("effect %s under a lease that was over", e)
 			}
@@ -84,7 +84,7 @@ func TestStoppedBeforeTheCheck(t *testing.T) {
 // refuses the older generation.
 func TestStoppedAfterTheCheck(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {
-		other := make(chan struct{})
+		other, late := make(chan struct{}), make(chan struct{})
 		b.exec.execute["cordon"] = func(ctx context.Context, task *executor.Task) executor.Outcome {
 			if task.Assignment.Generation > 1 {
 				close(other)
@@ -99,6 +99,7 @@ func TestStoppedAfterTheCheck(t *testing.T) {
 				o := b.plane.ops[task.Assignment.Operation]
 				o.State.Lease.Until = time.Now().Add(-time.Minute)
 			})
+			defer close(late)
 			<-other
 			// Wait for the successor's effect to land, then let the late call go.
 			b.plane.wait(t, 10*time.Second, "the successor's effect", func() bool { return b.world.count("cordon/2") == 1 })
@@ -113,6 +114,7 @@ func TestStoppedAfterTheCheck(t *testing.T) {
 		b.start()
 		op := b.plane.submit("after", time.Hour, drainPlan()...)
 		s := b.plane.ended(t, op, 2*time.Minute)
+		<-late
 		if s.Phase != operation.Succeeded || b.world.refused != 1 {
 			t.Fatalf("ended %s, %d refused", s.Phase, b.world.refused)
 		}
@@ -169,9 +171,7 @@ func TestPlaneAway(t *testing.T) {
 				}
 				done := func(name string) func(*executor.Task) executor.Finding {
 					return func(*executor.Task) executor.Finding {
-						b.world.mu.Lock()
-						defer b.world.mu.Unlock()
-						for _, e := range b.world.effects {
+						for _, e := range b.world.issued() {
 							if strings.HasPrefix(e, name+"/") {
 								return executor.Finding{Phase: operation.StepSucceeded}
 							}
@@ -219,7 +219,7 @@ func TestPlaneAway(t *testing.T) {
 					}
 				}
 				b.plane.wait(t, 2*time.Minute, "nothing kept", func() bool { return !b.agent.kept.has(op, 1) })
-				if diff := cmp.Diff([]string{"cordon/1", "evict/1"}, b.world.effects); diff != "" {
+				if diff := cmp.Diff([]string{"cordon/1", "evict/1"}, b.world.issued()); diff != "" {
 					t.Error(diff)
 				}
 				_ = b.halt()
@@ -288,7 +288,7 @@ func TestKilledAtEveryBoundary(t *testing.T) {
 							n += b.world.count(fmt.Sprintf("%s/%d", name, g))
 						}
 						if n != 1 {
-							t.Errorf("%s took effect %d times: %v", name, n, b.world.effects)
+							t.Errorf("%s took effect %d times: %v", name, n, b.world.issued())
 						}
 					}
 				})
@@ -311,8 +311,8 @@ func TestClaimedAtTheDeadline(t *testing.T) {
 				b.start()
 				op := b.plane.submit("hair", left, drainPlan()...)
 				s := b.plane.ended(t, op, 2*time.Second)
-				if s.Phase != operation.TimedOut || len(b.world.effects) > 0 {
-					t.Fatalf("ended %s, issued %v", s.Phase, b.world.effects)
+				if s.Phase != operation.TimedOut || len(b.world.issued()) > 0 {
+					t.Fatalf("ended %s, issued %v", s.Phase, b.world.issued())
 				}
 			})
 		})

@@ -42,8 +42,8 @@ func TestDuplicateDoorbells(t *testing.T) {
 					ten()
 				}
 				b.plane.wait(t, time.Minute, "the copies deleted", func() bool { return b.plane.queue.left() == 0 })
-				if s = b.plane.state(op); s.Phase != operation.Succeeded || s.Generation != 1 || len(b.world.effects) != 2 {
-					t.Errorf("ended %s, generation %d, effects %v", s.Phase, s.Generation, b.world.effects)
+				if s = b.plane.state(op); s.Phase != operation.Succeeded || s.Generation != 1 || len(b.world.issued()) != 2 {
+					t.Errorf("ended %s, generation %d, effects %v", s.Phase, s.Generation, b.world.issued())
 				}
 			})
 		})
@@ -138,8 +138,8 @@ func TestManyInParallel(t *testing.T) {
 				t.Fatalf("ended %s, generation %d", s.Phase, s.Generation)
 			}
 		}
-		if len(b.world.effects) != 2*n || most > 50 || most < 40 {
-			t.Errorf("%d effects, %d at once", len(b.world.effects), most)
+		if len(b.world.issued()) != 2*n || most > 50 || most < 40 {
+			t.Errorf("%d effects, %d at once", len(b.world.issued()), most)
 		}
 		b.plane.mu.Lock()
 		defer b.plane.mu.Unlock()

@@ -31,7 +31,7 @@ func TestHappyPath(t *testing.T) {
 		if got := string(s.Result.Details); got != `{"pods":3,"token":"[redacted]"}` {
 			t.Errorf("details %s", got)
 		}
-		if diff := cmp.Diff([]string{"cordon/1", "evict/1"}, b.world.effects); diff != "" {
+		if diff := cmp.Diff([]string{"cordon/1", "evict/1"}, b.world.issued()); diff != "" {
 			t.Error(diff)
 		}
 		// One report a boundary: preflight ends and cordon starts in one, cordon
@@ -83,7 +83,7 @@ func TestLostAnswers(t *testing.T) {
 				if s.Phase != operation.Succeeded || s.Generation != 1 {
 					t.Fatalf("ended %s, generation %d", s.Phase, s.Generation)
 				}
-				if diff := cmp.Diff([]string{"cordon/1", "evict/1"}, b.world.effects); diff != "" {
+				if diff := cmp.Diff([]string{"cordon/1", "evict/1"}, b.world.issued()); diff != "" {
 					t.Error(diff)
 				}
 				b.plane.mu.Lock()
@@ -179,7 +179,7 @@ func TestAmbiguousIsProbed(t *testing.T) {
 		if s.Phase != operation.Succeeded || s.Generation != 2 {
 			t.Fatalf("ended %s, generation %d", s.Phase, s.Generation)
 		}
-		if diff := cmp.Diff([]string{"cordon/1", "evict/2"}, b.world.effects); diff != "" {
+		if diff := cmp.Diff([]string{"cordon/1", "evict/2"}, b.world.issued()); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -197,8 +197,8 @@ func TestUnknownStaysReconciling(t *testing.T) {
 			s := b.plane.ops[op].State
 			return s.Phase == operation.Reconciling && s.Generation >= 3 && s.Lease == nil
 		})
-		if len(b.world.effects) > 0 {
-			t.Errorf("effects %v", b.world.effects)
+		if len(b.world.issued()) > 0 {
+			t.Errorf("effects %v", b.world.issued())
 		}
 	})
 }
@@ -360,8 +360,8 @@ func TestCancelWaitsForAFirmStep(t *testing.T) {
 		b.plane.cancel(t, op)
 		b.plane.ring(op, protocol.KindAttention)
 		s := b.plane.ended(t, op, time.Minute)
-		if s.Phase != operation.Cancelled || len(b.world.effects) != 0 {
-			t.Fatalf("ended %s, effects %v", s.Phase, b.world.effects)
+		if s.Phase != operation.Cancelled || len(b.world.issued()) != 0 {
+			t.Fatalf("ended %s, effects %v", s.Phase, b.world.issued())
 		}
 	})
 }
@@ -392,7 +392,7 @@ func TestFirmStepFinishesFirst(t *testing.T) {
 		if s.Phase != operation.Cancelled {
 			t.Fatalf("ended %s", s.Phase)
 		}
-		if diff := cmp.Diff([]string{"reset/1", "restore/1"}, b.world.effects); diff != "" {
+		if diff := cmp.Diff([]string{"reset/1", "restore/1"}, b.world.issued()); diff != "" {
 			t.Error(diff)
 		}
 	})

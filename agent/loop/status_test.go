@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -167,6 +168,7 @@ func TestCounters(t *testing.T) {
 		b.plane.ended(t, op, time.Minute)
 		b.exec.deltas <- executor.Delta{Events: []protocol.Event{{Type: "node.joined"}, {Type: "node.not_ready"}}}
 		b.plane.wait(t, time.Minute, "both events", func() bool { return b.plane.through == 2 })
+		synctest.Wait() // the plane has them; now the agent has read so too
 		if err := b.halt(); err != nil {
 			t.Fatal(err)
 		}

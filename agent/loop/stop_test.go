@@ -48,7 +48,7 @@ func TestStopHandsBack(t *testing.T) {
 		if s = b.plane.ended(t, op, time.Minute); s.Phase != operation.Succeeded {
 			t.Errorf("ended %s", s.Phase)
 		}
-		if diff := cmp.Diff([]string{"cordon/1", "evict/2"}, b.world.effects); diff != "" {
+		if diff := cmp.Diff([]string{"cordon/1", "evict/2"}, b.world.issued()); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -179,8 +179,8 @@ func TestUnauthorizedStops(t *testing.T) {
 				case <-time.After(20 * time.Second):
 					t.Error("it goes on")
 				}
-				if len(b.world.effects) > 1 {
-					t.Errorf("effects %v", b.world.effects)
+				if len(b.world.issued()) > 1 {
+					t.Errorf("effects %v", b.world.issued())
 				}
 			})
 		})
@@ -199,8 +199,8 @@ func TestRefusedReport(t *testing.T) {
 				b.start()
 				op := b.plane.submit("refused", time.Hour, drainPlan()...)
 				time.Sleep(5 * time.Second)
-				if len(b.world.effects) != 0 {
-					t.Errorf("effects %v", b.world.effects)
+				if len(b.world.issued()) != 0 {
+					t.Errorf("effects %v", b.world.issued())
 				}
 				s := b.plane.ended(t, op, 2*time.Minute) // by another generation, with a probe
 				if s.Phase != operation.Succeeded || s.Generation != 2 {
