@@ -128,9 +128,12 @@ func (b *Book) read() error {
 // File is the lock, for the driver's tool to inherit.
 func (b *Book) File() *os.File { return b.lock }
 
-// Close lets the lock go, unless a child still has it.
+// Close lets the lock go, unless a child still has it to which it was given. One that
+// is being forked has everything until its exec: that is waited for.
 func (b *Book) Close() {
 	if b.lock != nil {
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
 		b.lock.Close()
 	}
 }
