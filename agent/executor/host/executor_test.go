@@ -14,6 +14,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/gpu"
 	"github.com/opsplane/opsplane/agent/executor/host/hostcmd"
+	"github.com/opsplane/opsplane/agent/executor/host/mark"
 	"github.com/opsplane/opsplane/agent/executor/host/recorded"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -192,34 +193,35 @@ func TestHelperFails(t *testing.T) {
 
 	b = setup(t, nil)
 	slow := recorded.Device{Device: report.Device{UUID: gpuUUID, PCI: "0000:3b:00.0"}}
-	slow.Reset.TakesMS = 2000 // longer than a probe takes to start
+	slow.Reset.TakesMS = 4000 // longer than it takes to see that it was begun
 	b.record(slow)
 	ctx, cancel := context.WithCancel(t.Context())
 	task := b.task("device.reset", "reset", "op_a", 1, `{}`, nil)
 	out := make(chan executor.Outcome, 1)
 	go func() { out <- b.e.Execute(ctx, task) }()
-	for started := false; !started; { // until the host's program is at it
-		f := b.e.Probe(t.Context(), task)
-		started = f.ErrorCode == report.CodeInProgress
-		if f.Phase == operation.StepSucceeded {
-			t.Fatal("it was reset before it was stopped")
+	state := func() string {
+		book, err := mark.Peek(b.e.o.State, gpuUUID)
+		if err != nil {
+			t.Fatal(err)
 		}
+		if m := book.Of("op_a"); m != nil {
+			return m.State
+		}
+		return ""
 	}
-	begun := time.Now()
+	for state() == "" { // until the host's program is at it
+		time.Sleep(time.Millisecond)
+	}
 	cancel()
 	want(t, <-out, operation.OutcomeAmbiguous, "answer_lost")
-	if d := time.Since(begun); d > time.Second {
-		t.Errorf("it returned %s after it was stopped", d)
+	if s := state(); s != report.MarkStarted {
+		t.Errorf("it was stopped in the middle, and returned when the reset was %s", s)
 	}
-	for {
-		f := b.e.Probe(t.Context(), b.task("device.reset", "reset", "op_a", 2, `{}`, executor.ErrFenced))
-		if f.ErrorCode == report.CodeInProgress {
-			continue
-		}
-		if f.Phase != operation.StepSucceeded {
-			t.Errorf("probe: %+v", f)
-		}
-		break
+	for state() == report.MarkStarted {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if f := b.e.Probe(t.Context(), b.task("device.reset", "reset", "op_a", 2, `{}`, executor.ErrFenced)); f.Phase != operation.StepSucceeded {
+		t.Errorf("probe: %+v", f)
 	}
 }
 
