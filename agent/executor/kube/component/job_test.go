@@ -140,9 +140,12 @@ func TestProbeTakesUpWhatIsAsked(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
 	s.put(t, s.assignment(1), upgradeOf, answer.Answer{}, "mute")
-	s.reply = func(*batchv1.Job) (answer.Answer, string) { return answer.Answer{}, "running" }
-	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	short, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	s.reply = func(*batchv1.Job) (answer.Answer, string) {
+		cancel() // before its pod is there
+		return answer.Answer{}, "running"
+	}
 	if f := s.probe(short, s.task(2, 1)); f.Phase != operation.StepUnknown {
 		t.Fatalf("the first probe finds %+v", f)
 	}
@@ -169,7 +172,7 @@ func TestProbeTakesUpWhatIsAsked(t *testing.T) {
 	if _, err := s.client.CoreV1().Pods("ops").Update(t.Context(), p, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	second, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	second, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if f := s.probe(second, s.task(3, 1)); f.Phase != operation.StepSucceeded {
 		t.Errorf("the next lease finds %+v", f)
@@ -307,7 +310,7 @@ func TestEmptyListIsHeard(t *testing.T) {
 		failed = true
 		return true, nil, apierrors.NewServiceUnavailable("starting")
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	// This site has no time for an effect: that the Job would be made is enough.
 	if o := s.upgrade(ctx, s.task(1, 1)); o.ErrorCode != "fenced" {
