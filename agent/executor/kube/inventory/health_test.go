@@ -110,7 +110,7 @@ func TestOpenRefuses(t *testing.T) {
 // From clients to what is told: first lists, snapshot, watch.
 func TestFromClients(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	lws := []*metav1.APIResourceList{{GroupVersion: "leaderworkerset.x-k8s.io/v1", APIResources: []metav1.APIResource{{Name: "leaderworkersets"}}},
 		{GroupVersion: "nvidia.com/v1", APIResources: []metav1.APIResource{{Name: "clusterpolicies"}}}}
@@ -180,7 +180,7 @@ func TestMissingRight(t *testing.T) {
 		return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no rule"))
 	})
 	i := opened(t, Options{Cluster: c})
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for i.Healthy() == nil || !strings.Contains(i.Healthy().Error(), "lacks the right to list pods") {
 		select {
@@ -200,7 +200,7 @@ func TestMissingRight(t *testing.T) {
 func TestOptionalAPI(t *testing.T) {
 	t.Parallel()
 	c, client, dynamic := fakes(t, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if _, err := dynamic.Resource(customs[0].versions[0]).Namespace("default").Create(ctx, parse(t, format(aWorkerSet, "2", "False", "t0")), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

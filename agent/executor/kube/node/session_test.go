@@ -93,7 +93,7 @@ func TestConfirmFindsARelabelledPod(t *testing.T) {
 	s := e.session(a, true)
 	s.node, s.nodeAt, s.plan, s.record = n, time.Now(), map[types.UID]*planned{}, &record{}
 	s.came["pod"] = "d/p"
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	o := e.confirm(ctx, &executor.Task{Assignment: a, Progress: func(int, int, string, string) {}, Remaining: func() time.Duration { return time.Minute }}, s)
 	s.close()

@@ -73,8 +73,14 @@ func TestStoppedPodIsWaitedFor(t *testing.T) {
 			if f := e.probeGone(t.Context(), task); f.Phase != operation.StepPending {
 				t.Errorf("probed: %+v", f)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
+			keep := task.Blocked
+			task.Blocked = func(b []protocol.Blocker) {
+				if keep(b); len(b) > 0 {
+					cancel()
+				}
+			}
 			if o := e.waitGone(ctx, task, s); o.Class != operation.OutcomeWaiting || o.ErrorCode != "finalizer" || len(told) == 0 {
 				t.Fatalf("with the pod still there: %+v, told %v", o, told)
 			}
