@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -36,7 +37,12 @@ func tool(t *testing.T, dir, name, script string) string {
 echo "` + name + ` $(basename "$PWD") CGO_ENABLED=$CGO_ENABLED GOARCH=$GOARCH $*" >> ` + filepath.Join(dir, "calls") + `
 while [ $# -gt 0 ]; do if [ "$1" = -o ]; then : > "$2"; fi; last=$1; shift; done
 ` + script + "\n"
-	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+	// A process that a test beside this one starts has the file open until its exec,
+	// and what is open for writing cannot be run (ETXTBSY): nobody forks meanwhile.
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(path, []byte(text), 0o755)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	return path

@@ -189,7 +189,11 @@ func TestReadOnlyFolder(t *testing.T) {
 		program = filepath.Join(dir, "program")
 		b, err := os.ReadFile(os.Args[0])
 		if err == nil {
+			// A process that a test beside this one starts has the file open until its
+			// exec, and what is open for writing cannot be run (ETXTBSY).
+			syscall.ForkLock.RLock()
 			err = os.WriteFile(program, b, 0o755)
+			syscall.ForkLock.RUnlock()
 		}
 		if err != nil {
 			t.Fatal(err)

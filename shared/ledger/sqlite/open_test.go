@@ -181,7 +181,12 @@ func TestReadOnlyFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	self = filepath.Join(dir, "child")
-	if err := os.WriteFile(self, binary, 0o755); err != nil {
+	// A process that a test beside this one starts has the file open until its exec,
+	// and what is open for writing cannot be run (ETXTBSY): nobody forks meanwhile.
+	syscall.ForkLock.RLock()
+	err = os.WriteFile(self, binary, 0o755)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self)
