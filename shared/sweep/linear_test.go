@@ -183,7 +183,7 @@ func linearHistory(t *testing.T, clients, rounds, nodes int, seed uint64) map[st
 	for _, o := range history {
 		seen[o.Input.(asked).what+" "+o.Output.(answered).what]++
 	}
-	if res := porcupine.CheckOperationsTimeout(rights, history, 30*time.Second); res != porcupine.Ok {
+	if res := porcupine.CheckOperationsTimeout(rights, history, 2*time.Minute); res != porcupine.Ok {
 		t.Errorf("the history is %s: %v", res, seen)
 	}
 	p.settle()

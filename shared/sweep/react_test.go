@@ -94,7 +94,7 @@ func TestHandedOnHoldsUpNothing(t *testing.T) {
 			return db.Commit(ctx, ledger.Write{Kind: ledger.Delete, Expect: 1, Item: ledger.Item{Key: key}})
 		}}
 	for range 2 { // the second pass knows how many there are
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		res, err := s.Run(ctx)
 		cancel()
 		if err != nil || res.Failed != 0 || res.Err != nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {

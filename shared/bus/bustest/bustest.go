@@ -28,7 +28,7 @@ type Rig struct {
 	// Subscribe makes a rule that delivers to the handler before it returns, and
 	// undoes it when the test ends. The handler may be called concurrently.
 	Subscribe func(t *testing.T, p bus.Pattern, h func(context.Context, bus.Message) error)
-	// Slack is how long a delivery may take; zero means 10 s.
+	// Slack is how long a delivery may take; zero means a minute.
 	Slack time.Duration
 	// Retries says that a handler that failed is called again.
 	Retries bool
@@ -56,7 +56,7 @@ func Run(t *testing.T, open func(t *testing.T) Rig) {
 			t.Parallel()
 			r := open(t)
 			if r.Slack == 0 {
-				r.Slack = 10 * time.Second
+				r.Slack = time.Minute
 			}
 			tt.run(t, r)
 		})
