@@ -36,9 +36,10 @@ func TestReceiversDelayNoDeadline(t *testing.T) {
 	h := p.sweepFunction()
 	var mu sync.Mutex
 	served := map[ledger.Key]int{}
+	began := time.Now()
 	h.Lanes = &worker.Lanes{Logger: quiet(), Deliver: func(ctx context.Context, lane ledger.Key) error {
 		p.want(op, operation.TimedOut)
-		if at, ok := ctx.Deadline(); !ok || time.Until(at) > 40*time.Second || time.Until(at) < notify.MaxTimeout+3*time.Second {
+		if at, ok := ctx.Deadline(); !ok || time.Until(at) > 40*time.Second || at.Sub(began) < notify.MaxTimeout+3*time.Second {
 			t.Errorf("a lane has until %s: not enough for one try, or no bound", at)
 		}
 		mu.Lock()
@@ -65,8 +66,8 @@ func comes(t *testing.T, c <-chan struct{}, what string) {
 	t.Helper()
 	select {
 	case <-c:
-	case <-time.After(20 * time.Second):
-		t.Fatalf("%s: not within 20 s", what)
+	case <-time.After(time.Minute):
+		t.Fatalf("%s: not within a minute", what)
 	}
 }
 
@@ -149,18 +150,18 @@ func TestReceiverFoundMeanwhile(t *testing.T) {
 			}
 			due(slow, p.now())
 			came, found, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
-			var once sync.Once
+			var once, otherOnce, slowOnce sync.Once
 			served := 0 // read when the invocation is over
 			h := p.sweepFunction()
+			// A lane that is looked at between its being found and its being served is
+			// found again, and then there is nothing to be told.
 			h.Lanes = &worker.Lanes{Logger: quiet(), Deliver: func(_ context.Context, lane ledger.Key) error {
 				due(lane, time.Time{})
 				if lane == other {
-					served++
-					close(release)
+					otherOnce.Do(func() { served++; close(release) })
 					return nil
 				}
-				close(came)
-				<-release
+				slowOnce.Do(func() { close(came); <-release })
 				return nil
 			}}
 			h.Sweep.Notify = func(ctx context.Context, lane ledger.Key) error {
