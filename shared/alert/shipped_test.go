@@ -150,6 +150,9 @@ func TestShippedRules(t *testing.T) {
 		{"stream-gap", 2 * h, []event.Event{
 			fact(0, "stream.gap", "a1", "from", 4, "through", 9),
 		}, []string{"0s firing stream-gap{id-of-a1} condition_holds", "1h0m0s resolved stream-gap{id-of-a1} quiet"}},
+		{"stream-unreadable", 30 * h, []event.Event{
+			fact(0, "stream.unreadable", "s", "from", 4, "through", 9), fact(h, "stream.unreadable", "s", "from", 12, "through", 12),
+		}, []string{"0s firing stream-unreadable{id-of-s} condition_holds", "25h0m0s resolved stream-unreadable{id-of-s} quiet"}},
 		{"nothing is wrong", 24 * h, []event.Event{
 			op(0, "op_a", "node.drain", "", "pending", "n1"), op(0, "op_a", "node.drain", "pending", "dispatched", "n1"),
 			op(0, "op_a", "node.drain", "dispatched", "running", "n1"), op(9*m, "op_a", "node.drain", "running", "succeeded", "n1"),
