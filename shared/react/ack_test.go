@@ -70,7 +70,7 @@ func TestAcknowledgements(t *testing.T) {
 	if _, err := b.service.Acknowledge(t.Context(), call, "alr_x", nil); code(err) != "not_found" {
 		t.Errorf("of none: %v", err)
 	}
-	// Many at once: each is kept, up to the limit.
+	// Several hands at once: each is kept, up to the limit.
 	b.tell("x.bad", "n1")
 	b.follow()
 	got, _, err := b.service.Alerts(t.Context(), Filter{States: []alert.State{alert.Firing}}, "", 10)
@@ -78,13 +78,16 @@ func TestAcknowledgements(t *testing.T) {
 		t.Fatal(err)
 	}
 	a = got[0].Alert
+	const hands = 5
 	var wg sync.WaitGroup
-	for i := range keptAcks + 5 {
+	for hand := range hands {
 		wg.Go(func() {
-			c := call
-			c.Caller.Actor.ID = fmt.Sprint("p", i)
-			if _, err := b.service.Acknowledge(t.Context(), c, a.ID, nil); err != nil {
-				t.Error(err)
+			for i := range keptAcks/hands + 1 {
+				c := call
+				c.Caller.Actor.ID = fmt.Sprint("p", hand, "-", i)
+				if _, err := b.service.Acknowledge(t.Context(), c, a.ID, nil); err != nil {
+					t.Error(err)
+				}
 			}
 		})
 	}
