@@ -212,8 +212,8 @@ func TestStrangeDoorbells(t *testing.T) {
 		aside = aside[1:]
 	}
 	ring(aside...)
-	s.wait("the strange doorbells are put aside", 20*time.Second, func() bool { return len(s.letters()) >= len(aside) })
-	s.wait("the queue is empty", 20*time.Second, func() bool {
+	s.wait("the strange doorbells are put aside", time.Minute, func() bool { return len(s.letters()) >= len(aside) })
+	s.wait("the queue is empty", time.Minute, func() bool {
 		n, err := s.queue.Depth(ctx, name)
 		return err == nil && n == 0
 	})
@@ -259,13 +259,13 @@ func TestDoorbellOfAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ms, err := s.queue.Receive(t.Context(), "cluster-elsewhere", 10, 5*time.Second, time.Minute)
+	ms, err := s.queue.Receive(t.Context(), "cluster-elsewhere", 10, queue.MaxWait, time.Minute)
 	if err != nil || len(ms) != 1 {
 		t.Fatalf("%d messages, %v", len(ms), err)
 	}
 	if err := s.queue.Bury(t.Context(), "cluster-elsewhere", ms[0], "for another cluster"); err != nil {
 		t.Fatal(err)
 	}
-	s.wait("it is a dead letter", 10*time.Second, func() bool { return len(s.letters()) == 1 })
+	s.wait("it is a dead letter", time.Minute, func() bool { return len(s.letters()) == 1 })
 	s.once([]string{op.Spec.ID})
 }

@@ -169,7 +169,7 @@ func TestQueueLost(t *testing.T) {
 				e.Relay.Queue = &meddler{Sender: e.queue, meddle: func(*meddler, string, []queue.Outgoing) error { return nil }}
 			})
 			ids := s.ask(6)
-			s.wait("they are dispatched", 10*time.Second, func() bool {
+			s.wait("they are dispatched", time.Minute, func() bool {
 				for _, id := range ids {
 					if s.load(id).State.Phase != operation.Dispatched {
 						return false

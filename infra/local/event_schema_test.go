@@ -77,7 +77,7 @@ func TestEventsHoldToTheirSchemas(t *testing.T) {
 		no(err)
 		return op.Spec.ID
 	}
-	s.wait("the odd cluster has told all", 30*time.Second, func() bool { return len(told(t, s, "node.left")) > 0 && len(told(t, s, "node.ready")) > 0 })
+	s.wait("the odd cluster has told all", time.Minute, func() bool { return len(told(t, s, "node.left")) > 0 && len(told(t, s, "node.ready")) > 0 })
 	s.finish(admit("node.drain", "node:node-01", nil), admit("component.upgrade", "cluster:odd", map[string]any{"payload": map[string]any{"component": "operator", "version": "1.1.0"}}))
 	devices, _, err := s.Store.Objects(ctx, operation.KindDevice, clusterID(t, s, "odd"), record.Span{Limit: 10})
 	no(err)
@@ -85,7 +85,7 @@ func TestEventsHoldToTheirSchemas(t *testing.T) {
 		s.finish(admit("device.reset", d.ID, nil))
 	}
 	stopOdd()
-	late := admit("node.cordon", "node:n3", map[string]any{"cluster": "odd", "deadline": time.Now().Add(2 * time.Second).UTC().Format(time.RFC3339)})
+	late := admit("node.cordon", "node:n3", map[string]any{"cluster": "odd", "deadline": time.Now().Add(3 * time.Second).UTC().Format(time.RFC3339Nano)})
 	s.finish(late)
 
 	_, _, err = s.Control.RecordChange(ctx, PlaneCall(), control.ChangeInput{Target: "node:node-02", Reason: "replaced a fan"})
@@ -185,7 +185,7 @@ func tellOfAlerts(t *testing.T, s *site) {
 		happen("test.many", names...)
 	}
 	var firing []react.Listed
-	s.wait("rules have told all kinds", 30*time.Second, func() bool {
+	s.wait("rules have told all kinds", time.Minute, func() bool {
 		var err error
 		if firing, _, err = s.Alerts.Alerts(t.Context(), react.Filter{Rule: "many"}, "", 1); err != nil {
 			t.Fatal(err)

@@ -85,26 +85,26 @@ func TestHangingStreamsHoldUpNobody(t *testing.T) {
 			stopped := sync.OnceFunc(func() { close(l.over) })
 			t.Cleanup(stopped) // before the engine's end, which waits for them
 			ctx := t.Context()
-			s.wait("all of them hang", 20*time.Second, func() bool { streams, _ := l.called(); return streams == n })
+			s.wait("all of them hang", time.Minute, func() bool { streams, _ := l.called(); return streams == n })
 			rule := alert.Rule{Name: "cordoned", On: []string{"operation.succeeded"}, For: alert.Duration(time.Second)}
 			if _, err := s.Alerts.CreateRule(ctx, PlaneCall(), rule); err != nil {
 				t.Fatal(err)
 			}
 			s.finish(s.ask(1)...)
-			s.wait("an alert fires, by its timer", 20*time.Second, func() bool {
+			s.wait("an alert fires, by its timer", time.Minute, func() bool {
 				got, _, err := s.Alerts.Alerts(ctx, react.Filter{Rule: "cordoned", States: []alert.State{alert.Firing}}, "", 10)
 				return err == nil && len(got) == 1
 			})
 			began := s.swept.Load()
-			s.wait("the sweep goes round", 10*time.Second, func() bool { return s.swept.Load() > began })
-			s.wait("they are behind", 10*time.Second, func() bool { k, _ := s.behind.longer(time.Now(), 0); return k == n })
+			s.wait("the sweep goes round", time.Minute, func() bool { return s.swept.Load() > began })
+			s.wait("they are behind", time.Minute, func() bool { k, _ := s.behind.longer(time.Now(), 0); return k == n })
 			lived := s.reactorSince()
-			s.wait("the reactor lives all the same", 20*time.Second, func() bool { return s.reactorSince().After(lived) })
+			s.wait("the reactor lives all the same", time.Minute, func() bool { return s.reactorSince().After(lived) })
 			if !deaf {
-				s.wait("they are tried again", 20*time.Second, func() bool { _, least := l.called(); return least > 1 })
+				s.wait("they are tried again", time.Minute, func() bool { _, least := l.called(); return least > 1 })
 			}
 			stopped()
-			s.wait("they are judged", 20*time.Second, func() bool { k, _ := s.behind.longer(time.Now(), 0); return k == 0 })
+			s.wait("they are judged", time.Minute, func() bool { k, _ := s.behind.longer(time.Now(), 0); return k == 0 })
 		})
 	}
 }

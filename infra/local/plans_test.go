@@ -95,8 +95,8 @@ func TestPlansAreTakenOnByOne(t *testing.T) {
 		t.Helper()
 		select {
 		case <-c:
-		case <-time.After(30 * time.Second):
-			t.Fatalf("not within 30 s: %s", what)
+		case <-time.After(time.Minute):
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 	send("slow")
@@ -118,7 +118,7 @@ func TestPlansAreTakenOnByOne(t *testing.T) {
 		t.Errorf("%d messages are left: some were deleted before they were dealt with", n)
 	}
 	close(release)
-	for end := time.Now().Add(30 * time.Second); left() != 1; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); left() != 1; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d messages are left, want the one that failed", left())
 		}

@@ -28,8 +28,14 @@ func TestAlertsOfTheEngine(t *testing.T) {
 	ids := s.ask(1)
 	s.finish(ids...)
 	var a alert.Alert
+	var swept, pause int64 // when the sweep came round last, and the longest that it was about it, in ms
 	is := func(st *site, state alert.State) func() bool {
 		return func() bool {
+			at := st.swept.Load()
+			if swept > 0 {
+				pause = max(pause, at-swept)
+			}
+			swept = at
 			got, _, err := st.Alerts.Alerts(ctx, react.Filter{Rule: "cordoned", States: []alert.State{state}}, "", 10)
 			if err != nil || len(got) > 1 {
 				t.Fatalf("%d alerts, %v", len(got), err)
@@ -41,7 +47,7 @@ func TestAlertsOfTheEngine(t *testing.T) {
 			return true
 		}
 	}
-	s.wait("the alert fires", 20*time.Second, is(s, alert.Firing))
+	s.wait("the alert fires", time.Minute, is(s, alert.Firing))
 	if a.Operation != ids[0] || a.Group["node"] != "node-00" || !a.FiredAt.Equal(a.Since.Add(time.Second)) {
 		t.Errorf("it is %+v", a)
 	}
@@ -59,13 +65,13 @@ func TestAlertsOfTheEngine(t *testing.T) {
 		t.Fatalf("nothing tells of %s", typ)
 		return 0
 	}
-	// The bound has room for a machine that is busy with the other tests.
-	if l := late(alert.TypeFiring); l > 3*time.Second {
-		t.Errorf("it was told %s after it was due", l)
+	// Room is for what the machine is busy with beside: the sweep's own pauses tell.
+	if l, most := late(alert.TypeFiring), time.Second+5*time.Duration(pause)*time.Millisecond; l > most {
+		t.Errorf("it was told %s after it was due, want %s at most", l, most)
 	}
 	s.stop()
 	s = newSite(t, dir, nil)
-	s.wait("the alert resolves", 20*time.Second, is(s, alert.Resolved))
+	s.wait("the alert resolves", time.Minute, is(s, alert.Resolved))
 	if a.Reason != alert.ReasonQuiet || a.ResolvedAt.Sub(a.Last) != 6*time.Second {
 		t.Errorf("it is %+v", a)
 	}
@@ -76,11 +82,11 @@ func TestAlertsOfTheEngine(t *testing.T) {
 	if _, err := s.admit("node.cordon", "node:node-02", nil); err != nil {
 		t.Fatal(err)
 	}
-	s.wait("another fires", 20*time.Second, is(s, alert.Firing))
+	s.wait("another fires", time.Minute, is(s, alert.Firing))
 	if err := s.Alerts.DeleteRule(ctx, PlaneCall(), "cordoned", 0); err != nil {
 		t.Fatal(err)
 	}
-	s.wait("it resolves, since its rule is gone", 20*time.Second, func() bool {
+	s.wait("it resolves, since its rule is gone", time.Minute, func() bool {
 		got, err := s.Alerts.Alert(ctx, a.ID)
 		return err == nil && got.State == alert.Resolved && got.Reason == alert.ReasonDeleted
 	})
@@ -96,12 +102,12 @@ func TestAnUnreadableStreamLeavesTheOthersAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.finish(s.ask(2)...)
-	s.wait("the alert fires", 20*time.Second, func() bool {
+	s.wait("the alert fires", time.Minute, func() bool {
 		got, _, err := s.Alerts.Alerts(ctx, react.Filter{Rule: "cordoned"}, "", 10)
 		return err == nil && len(got) == 1
 	})
 	if !s.behind.has("clu_poisoned") {
-		s.wait("the stream is tried again", 20*time.Second, func() bool { return s.behind.has("clu_poisoned") })
+		s.wait("the stream is tried again", time.Minute, func() bool { return s.behind.has("clu_poisoned") })
 	}
 }
 

@@ -19,8 +19,9 @@ import (
 	"github.com/opsplane/opsplane/shared/record"
 )
 
-// fast is a timing in which doorbells ring again and leases end soon.
-var fast = operation.Timing{Lease: 3 * time.Second, CallDeadline: time.Second, RingAfter: 500 * time.Millisecond, AgentSilent: 12 * time.Second}
+// fast is a timing in which doorbells ring again soon, and no lease ends nor agent
+// falls silent because the machine is busy.
+var fast = operation.Timing{Lease: 30 * time.Second, CallDeadline: time.Second, RingAfter: 500 * time.Millisecond, AgentSilent: time.Minute}
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -116,7 +117,7 @@ func newSite(t *testing.T, dir string, before func(*Engine)) *site {
 		}
 	})
 	t.Cleanup(s.stop)
-	s.wait("the nodes are reported", 20*time.Second, func() bool {
+	s.wait("the nodes are reported", time.Minute, func() bool {
 		_, err := s.admit("node.uncordon", "node:node-11", map[string]any{"dry_run": true})
 		return err == nil
 	})
@@ -173,7 +174,7 @@ func (s *site) finish(ids ...string) []operation.Operation {
 	s.t.Helper()
 	var out []operation.Operation
 	for _, id := range ids {
-		end := time.Now().Add(30 * time.Second)
+		end := time.Now().Add(2 * time.Minute)
 		for !s.load(id).State.Phase.Terminal() {
 			if time.Now().After(end) {
 				b, _ := json.MarshalIndent(s.load(id).State, "", " ")

@@ -2,7 +2,6 @@ package local
 
 import (
 	"bytes"
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -11,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/opsplane/opsplane/shared/auth"
 )
@@ -63,9 +61,7 @@ func TestWorkloadMetrics(t *testing.T) {
 	if _, err := e.Registry.Create(t.Context(), PlaneCall(), "small"); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/metrics", nil)
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
 	r.Header.Set("Authorization", "Bearer "+token)
 	w := httptest.NewRecorder()
 	e.Handler().ServeHTTP(w, r)
