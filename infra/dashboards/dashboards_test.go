@@ -3,12 +3,12 @@
 package dashboards
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -36,6 +36,7 @@ type dashboard struct {
 }
 
 var (
+	served     = regexp.MustCompile(`"health and metrics are served".*"address":"([^"]+)"`)
 	metricName = regexp.MustCompile(`\bopsplane_[a-z_]+`)
 	grouped    = regexp.MustCompile(`by \(([a-z]+)\) \((?:rate|increase)?\(?(opsplane_[a-z_]+)`)
 )
@@ -144,14 +145,6 @@ func exposition(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	agentAddr := free.Addr().String()
-	if err := free.Close(); err != nil {
-		t.Fatal(err)
-	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	t.Cleanup(func() {
@@ -167,10 +160,19 @@ func exposition(t *testing.T) string {
 		}
 	})
 	plane := "http://" + l.Addr().String()
+	said, log := io.Pipe()
 	wg.Go(func() {
+		defer func() { _ = log.Close() }()
 		agentcmd.Main(run, []string{"--plane", plane, "--token-file", token, "--name", "a", "--executor", "sim", "--sim-scenario", scenario,
-			"--sim-state", filepath.Join(dir, "sim"), "--listen", agentAddr}, strings.NewReader(""), io.Discard, agentcmd.Sim())
+			"--sim-state", filepath.Join(dir, "sim"), "--listen", "127.0.0.1:0"}, strings.NewReader(""), log, agentcmd.Sim())
 	})
+	agentAddr := ""
+	for lines := bufio.NewScanner(said); agentAddr == "" && lines.Scan(); {
+		if m := served.FindStringSubmatch(lines.Text()); m != nil {
+			agentAddr = m[1]
+		}
+	}
+	wg.Go(func() { _, _ = io.Copy(io.Discard, said) })
 	ask := func(method, url, body string) (int, string) {
 		r, err := http.NewRequestWithContext(ctx, method, url, bytes.NewBufferString(body))
 		if err != nil {
@@ -189,7 +191,7 @@ func exposition(t *testing.T) string {
 		}
 		return resp.StatusCode, string(b)
 	}
-	deadline, asked := time.Now().Add(30*time.Second), false
+	deadline, asked := time.Now().Add(2*time.Minute), false
 	for tick := time.NewTicker(50 * time.Millisecond); ; <-tick.C {
 		if !asked {
 			status, _ := ask("POST", plane+"/v1/operations", `{"type":"node.cordon","target":"node:a","reason":"a test"}`)
