@@ -173,7 +173,7 @@ func TestWakeUpEarly(t *testing.T) {
 	t.Parallel()
 	p := setup(t)
 	p.started = time.Now()
-	op := p.expiring(0, 400*time.Millisecond)
+	op := p.expiring(0, 900*time.Millisecond)
 	due := p.want(op, operation.Pending).State.Deadline
 	p.wake(wakeFor(due))
 	p.want(op, operation.TimedOut)
