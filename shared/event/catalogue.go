@@ -40,6 +40,12 @@ const (
 	TypeNotifyDisabled  = "notify.disabled"
 )
 
+// Types of what agents tell of cordons, which belong to operations (ToldOperation).
+const (
+	TypeNodeCordoned   = "node.cordoned"
+	TypeNodeUncordoned = "node.uncordoned"
+)
+
 // About is what the catalogue says of a type.
 type About struct {
 	Type        string
@@ -78,8 +84,8 @@ var catalogue = []About{
 	{"node.left", Warning, "A node is no longer in the cluster.", NodeDetail{}},
 	{"node.ready", Info, "The node's kubelet reports ready.", NodeDetail{}},
 	{"node.not_ready", Error, "The node's kubelet is not ready, or cannot be reached.", NodeDetail{}},
-	{"node.cordoned", Info, "The node was closed to new pods; detail names the owner.", CordonDetail{}},
-	{"node.uncordoned", Info, "The node takes new pods again.", CordonDetail{}},
+	{TypeNodeCordoned, Info, "The node was closed to new pods; detail names the owner.", CordonDetail{}},
+	{TypeNodeUncordoned, Info, "The node takes new pods again.", CordonDetail{}},
 
 	{"device.joined", Info, "A device is in the cluster that was not.", DeviceDetail{}},
 	{"device.left", Warning, "A device is no longer reported.", DeviceDetail{}},

@@ -131,11 +131,12 @@ type view struct {
 
 // MarshalJSON writes the event as everyone sees it. What is not there is null;
 // cluster and cluster_id are the same. A detail that retention has taken is null,
-// with detail_expired: true.
+// with detail_expired: true. A detail that was taken before operation.CheckJSON
+// looked at them is mended.
 func (e Event) MarshalJSON() ([]byte, error) {
 	v := view{
 		ID: e.ID, Type: e.Type, Subject: e.Subject, Cluster: orNil(e.Cluster), ClusterID: orNil(e.Cluster),
-		Timestamp: e.Timestamp, ReceivedAt: e.ReceivedAt, Stream: e.Stream, Sequence: e.Sequence, Detail: e.Detail, DetailExpired: e.DetailExpired,
+		Timestamp: e.Timestamp, ReceivedAt: e.ReceivedAt, Stream: e.Stream, Sequence: e.Sequence, Detail: operation.MendJSON(e.Detail), DetailExpired: e.DetailExpired,
 		OperationID: orNil(e.OperationID), CorrelationID: orNil(e.CorrelationID), Severity: e.Severity,
 	}
 	if len(v.Detail) == 0 && !e.DetailExpired {
@@ -203,7 +204,7 @@ func invalid(format string, args ...any) error {
 // LimitError says that a part of an event has more bytes than it may. It matches
 // ErrInvalid.
 type LimitError struct {
-	What        string // the part
+	What        string // the part, by its pointer
 	Size, Limit int    // bytes
 }
 

@@ -24,6 +24,20 @@ const (
 // ErrInvalidQuery: the query breaks a limit; its text says which.
 var ErrInvalidQuery = errors.New("invalid events query")
 
+// QueryError says which part of a query breaks which rule. It matches
+// ErrInvalidQuery.
+type QueryError struct {
+	Part   string // as the API's parameter is called
+	Detail string // what it must be, with the limit
+}
+
+func (e *QueryError) Error() string {
+	return fmt.Sprintf("%s: %s %s", ErrInvalidQuery, e.Part, e.Detail)
+}
+
+// Is makes errors.Is(err, ErrInvalidQuery) true.
+func (e *QueryError) Is(target error) bool { return target == ErrInvalidQuery }
+
 // Query says which events to read, and from where.
 type Query struct {
 	// Streams to read; nil: all. A caller that may see some clusters only names
@@ -53,27 +67,27 @@ type Query struct {
 // normalize checks the query and brings it into one form, so that the same
 // question has the same mark.
 func (q Query) normalize() (Query, error) {
-	bad := func(format string, args ...any) (Query, error) {
-		return q, fmt.Errorf("%w: "+format, append([]any{ErrInvalidQuery}, args...)...)
+	bad := func(part, format string, args ...any) (Query, error) {
+		return q, &QueryError{part, fmt.Sprintf(format, args...)}
 	}
 	if q.Limit == 0 {
 		q.Limit = DefaultLimit
 	}
 	switch {
 	case q.Limit < 1 || q.Limit > MaxLimit:
-		return bad("limit %d: it is 1 to %d", q.Limit, MaxLimit)
+		return bad("limit", "is %d: it is 1 to %d", q.Limit, MaxLimit)
 	case q.Wait < 0 || q.Wait > MaxWait:
-		return bad("wait %s: it is at most %s", q.Wait, MaxWait)
+		return bad("wait", "is %s: it is at most %s", q.Wait, MaxWait)
 	case len(q.Types) > maxTypes:
-		return bad("%d types, the limit is %d", len(q.Types), maxTypes)
+		return bad("type", "names %d types, the limit is %d", len(q.Types), maxTypes)
 	case len(q.Subject) > maxSubject:
-		return bad("subject of %d bytes, the limit is %d", len(q.Subject), maxSubject)
+		return bad("subject", "has %d bytes, the limit is %d", len(q.Subject), maxSubject)
 	}
 	q.Types = slices.Clone(q.Types)
 	for i, t := range q.Types {
 		var ok bool
 		if q.Types[i], ok = typeOrFamily(t); !ok {
-			return bad("type %.*q: it is a type such as node.left, or a family such as node.*", MaxTypeBytes, t)
+			return bad("type", "%.*q is no type such as node.left and no family such as node.*, of at most %d bytes", MaxTypeBytes, t, MaxTypeBytes)
 		}
 	}
 	slices.Sort(q.Types)
@@ -83,12 +97,12 @@ func (q Query) normalize() (Query, error) {
 	q.Severities = slices.Compact(q.Severities)
 	for _, s := range q.Severities {
 		if !slices.Contains(Severities, s) {
-			return bad("severity %.32q: it is one of %s", s, strings.Join(Severities, ", "))
+			return bad("severity", "%.32q is none of %s", s, strings.Join(Severities, ", "))
 		}
 	}
 	if q.Cluster != "" {
 		if q.Streams != nil && !slices.Contains(q.Streams, q.Cluster) {
-			return bad("cluster %.64q is not among the streams", q.Cluster)
+			return bad("cluster", "%.64q is not among the streams", q.Cluster)
 		}
 		q.Streams, q.Cluster = []string{q.Cluster}, ""
 	}
@@ -96,10 +110,10 @@ func (q Query) normalize() (Query, error) {
 	slices.Sort(q.Streams)
 	q.Streams = slices.Compact(q.Streams)
 	if q.Streams != nil && len(q.Streams) == 0 {
-		return bad("no streams")
+		return bad("cluster", "names no stream")
 	}
 	if slices.Contains(q.Streams, "") {
-		return bad("a stream without a name")
+		return bad("cluster", "names a stream without a name")
 	}
 	return q, nil
 }

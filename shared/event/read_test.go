@@ -68,7 +68,8 @@ func TestReadInvalidQuery(t *testing.T) {
 		{Types: []string{"node*"}}, {Types: []string{"node"}}, {Types: make([]string, 51)}, {Streams: []string{"clu_a"}, Cluster: "clu_b"},
 		{Streams: []string{""}}, {Streams: []string{}}, {Streams: []string{}, Cluster: "clu_a"}, {Severities: []string{"Error"}}, {Severities: []string{""}}, {Subject: string(make([]byte, 601))},
 	} {
-		if _, err := r.Read(context.Background(), q); !errors.Is(err, ErrInvalidQuery) {
+		_, err := r.Read(context.Background(), q)
+		if wrong, ok := errors.AsType[*QueryError](err); !errors.Is(err, ErrInvalidQuery) || !ok || wrong.Part == "" {
 			t.Errorf("%+v: %v", q, err)
 		}
 	}

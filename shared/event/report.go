@@ -1,6 +1,7 @@
 package event
 
 import (
+	"bytes"
 	"encoding/json"
 	"regexp"
 	"slices"
@@ -22,15 +23,15 @@ func FromReport(cluster, agentID, boot string, r protocol.Event, now time.Time) 
 	case r.Unreadable != "":
 		return Event{}, invalid("%s", r.Unreadable)
 	case r.N < 1:
-		return Event{}, invalid("n %d: numbers begin at 1", r.N)
+		return Event{}, invalid("/n is %d: numbers begin at 1", r.N)
 	case len(r.Type) > MaxTypeBytes:
-		return Event{}, &LimitError{"type", len(r.Type), MaxTypeBytes}
+		return Event{}, &LimitError{"/type", len(r.Type), MaxTypeBytes}
 	case !ValidType(r.Type):
-		return Event{}, invalid("type %.*q: it is words of a-z, 0-9 and _ joined by dots, at most %d bytes", MaxTypeBytes, r.Type, MaxTypeBytes)
+		return Event{}, invalid("/type is %.*q: it is words of a-z, 0-9 and _ joined by dots, at most %d bytes", MaxTypeBytes, r.Type, MaxTypeBytes)
 	case reserved(r.Type):
-		return Event{}, invalid("type %q: only the plane tells it", r.Type)
+		return Event{}, invalid("/type is %q: only the plane tells it", r.Type)
 	case r.At.Year() < 2000 || r.At.Year() > 9999:
-		return Event{}, invalid("at is missing or not between the years 2000 and 9999")
+		return Event{}, invalid("/at is missing or not between the years 2000 and 9999")
 	}
 	subject, err := reportSubject(cluster, r.Subject)
 	if err != nil {
@@ -51,10 +52,10 @@ func FromReport(cluster, agentID, boot string, r protocol.Event, now time.Time) 
 func reportSubject(cluster string, s protocol.Subject) (Subject, error) {
 	for _, f := range []struct{ name, value string }{{"uid", s.UID}, {"name", s.Name}} {
 		if len(f.value) > fleet.MaxNameBytes {
-			return Subject{}, &LimitError{"subject " + f.name, len(f.value), fleet.MaxNameBytes}
+			return Subject{}, &LimitError{"/subject/" + f.name, len(f.value), fleet.MaxNameBytes}
 		}
 		if !utf8.ValidString(f.value) || !operation.CleanText(f.value) {
-			return Subject{}, invalid("subject %s holds control characters or is not UTF-8", f.name)
+			return Subject{}, invalid("/subject/%s holds control characters or is not UTF-8", f.name)
 		}
 	}
 	out := Subject{Kind: s.Kind, Name: s.Name}
@@ -66,7 +67,7 @@ func reportSubject(cluster string, s protocol.Subject) (Subject, error) {
 		uid = out.Name // these are known by name
 	}
 	if uid == "" && s.Kind != operation.KindCluster {
-		return Subject{}, invalid("subject of kind %.32q without a uid", s.Kind)
+		return Subject{}, invalid("/subject/uid is missing, which a %.32q has", s.Kind)
 	}
 	switch s.Kind {
 	case operation.KindNode:
@@ -84,7 +85,7 @@ func reportSubject(cluster string, s protocol.Subject) (Subject, error) {
 		out.ID = cluster
 	default: // of an agent that is newer than the plane
 		if !kindForm.MatchString(s.Kind) || slices.Contains(planeKinds, s.Kind) {
-			return Subject{}, invalid("subject kind %.32q: it is a word of a-z, 0-9 and _, at most 63 bytes, and none that only the plane tells of", s.Kind)
+			return Subject{}, invalid("/subject/kind is %.32q: it is a word of a-z, 0-9 and _, at most 63 bytes, and none that only the plane tells of", s.Kind)
 		}
 		out.ID = id.Derive(id.Object, cluster, s.Kind, uid)
 	}
@@ -106,11 +107,13 @@ func reportDetail(b json.RawMessage) (json.RawMessage, error) {
 		return emptyDetail, nil
 	}
 	if len(b) > protocol.MaxEventBytes {
-		return nil, &LimitError{"detail", len(b), protocol.MaxEventBytes}
+		return nil, &LimitError{"/detail", len(b), protocol.MaxEventBytes}
 	}
-	var object map[string]json.RawMessage
-	if !utf8.Valid(b) || json.Unmarshal(b, &object) != nil {
-		return nil, invalid("detail is not a JSON object")
+	if err := operation.CheckJSON("/detail", b); err != nil { // it is served as it came
+		return nil, invalid("%s", err)
+	}
+	if bytes.TrimLeft(b, " \t\r\n")[0] != '{' {
+		return nil, invalid("/detail is not a JSON object")
 	}
 	return b, nil
 }

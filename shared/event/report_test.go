@@ -9,6 +9,7 @@ import (
 
 	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -17,6 +18,11 @@ func report() protocol.Event {
 		N: 3, Type: "gpu.xid_error", Subject: protocol.Subject{Kind: "node", UID: "uid-1", Name: "gpu-4"},
 		At: t0.Add(-time.Hour), Detail: json.RawMessage(`{"xid":79}`),
 	}
+}
+
+// nested is a detail of so many levels.
+func nested(levels int) json.RawMessage {
+	return json.RawMessage(`{"a":` + strings.Repeat("[", levels-1) + strings.Repeat("]", levels-1) + `}`)
 }
 
 func TestFromReport(t *testing.T) {
@@ -80,8 +86,13 @@ func TestFromReportRefuses(t *testing.T) {
 		"time":          {func(r *protocol.Event) { r.At = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) }, "9999"},
 		"large":         {func(r *protocol.Event) { r.Detail = big(1, protocol.MaxEventBytes)[0].Detail }, "the limit is 32768"},
 		"no object":     {func(r *protocol.Event) { r.Detail = json.RawMessage(`[1]`) }, "object"},
-		"broken detail": {func(r *protocol.Event) { r.Detail = json.RawMessage(`{`) }, "object"},
-		"not UTF-8":     {func(r *protocol.Event) { r.Detail = json.RawMessage("{\"a\":\"\xff\"}") }, "object"},
+		"broken detail": {func(r *protocol.Event) { r.Detail = json.RawMessage(`{`) }, "/detail is not JSON"},
+		"not UTF-8":     {func(r *protocol.Event) { r.Detail = json.RawMessage("{\"a\":\"\xff\"}") }, "/detail is not UTF-8"},
+		"surrogate":     {func(r *protocol.Event) { r.Detail = json.RawMessage(`{"a":{"b":["\ud800"]}}`) }, "/detail/a/b/0 holds half of a surrogate pair"},
+		"deep":          {func(r *protocol.Event) { r.Detail = nested(operation.MaxJSONDepth + 1) }, "nested deeper than 32 levels"},
+		"very deep":     {func(r *protocol.Event) { r.Detail = nested(9990) }, "nested deeper than 32 levels"},
+		"number":        {func(r *protocol.Event) { r.Detail = json.RawMessage(`{"a":1e999}`) }, "/detail/a is a number that no double can hold"},
+		"twice":         {func(r *protocol.Event) { r.Detail = json.RawMessage(`{"a":1,"a":2}`) }, "/detail/a is there twice"},
 		"kind":          {func(r *protocol.Event) { r.Subject.Kind = "Pod 7" }, "kind"},
 		"no kind":       {func(r *protocol.Event) { r.Subject.Kind = "" }, "kind"},
 		"long kind":     {func(r *protocol.Event) { r.Subject.Kind = strings.Repeat("x", 64) }, "63"},
@@ -95,6 +106,53 @@ func TestFromReportRefuses(t *testing.T) {
 		tt.spoil(&r)
 		if _, err := FromReport("clu_a", "agt_1", "b", r, t0); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestOldDetails: what was taken before details were checked can be read by everyone.
+func TestOldDetails(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		kept json.RawMessage
+		want string
+	}{
+		"as it came": {json.RawMessage(`{"b":1,"a":"\ud83d\ude00"}`), `{"b":1,"a":"\ud83d\ude00"}`},
+		"surrogate":  {json.RawMessage(`{"message":"x\ud800"}`), `{"message":"x` + "\ufffd" + `"}`},
+		"deep":       {nested(9990), strings.Replace(string(nested(operation.MaxJSONDepth)), "[]", "[null]", 1)},
+		"number":     {json.RawMessage(`{"a":1e999}`), `{"a":"1e999"}`},
+	} {
+		e, err := New("node.left", "clu_a", Subject{Kind: "node"}, t0, operation.Plane, nil, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Detail = tt.kept
+		b, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct{ Detail json.RawMessage }
+		if err := json.Unmarshal(b, &got); err != nil || string(got.Detail) != tt.want {
+			t.Errorf("%s: %s, want %s (%v)", name, got.Detail, tt.want, err)
+		}
+	}
+}
+
+func TestToldOperation(t *testing.T) {
+	t.Parallel()
+	const op = "op_01k0000000000000000000000a"
+	for _, tt := range []struct{ typ, detail, want string }{
+		{TypeNodeCordoned, `{"owner":"opsplane","operation":"` + op + `"}`, op},
+		{TypeNodeUncordoned, `{"operation":"` + op + `"}`, op},
+		{TypeNodeCordoned, `{"operation":"op_x"}`, ""},
+		{TypeNodeCordoned, `{"operation":7}`, ""},
+		{TypeNodeCordoned, `{"operation":"clu_01k0000000000000000000000a"}`, ""},
+		{TypeNodeCordoned, `{}`, ""},
+		{"node.ready", `{"operation":"` + op + `"}`, ""},
+		{TypeWaiting, `{"operation":"` + op + `"}`, ""},
+	} {
+		if got := (&Event{Type: tt.typ, Detail: json.RawMessage(tt.detail)}).ToldOperation(); got != tt.want {
+			t.Errorf("%s %s: %q, want %q", tt.typ, tt.detail, got, tt.want)
 		}
 	}
 }

@@ -25,22 +25,19 @@ type JSONError struct {
 
 func (e *JSONError) Error() string { return strings.TrimPrefix(e.Pointer+" ", " ") + e.Detail }
 
-// CheckJSON tells whether every ordinary reader can read b, and all of them read the
+// CheckJSON tells, of JSON at the pointer, whether every ordinary reader can read b, and all of them read the
 // same (RFC 7493, "I-JSON"): valid JSON in UTF-8, nested at most MaxJSONDepth deep,
 // without half of a surrogate pair, without a number that no double can hold, and
 // without a key that is twice in its object. Whole numbers past 2^53 are left:
 // readers round them. The error is a *JSONError.
-func CheckJSON(b []byte) error {
+func CheckJSON(at string, b []byte) error {
 	switch {
 	case !utf8.Valid(b):
-		return &JSONError{Detail: "is not UTF-8"}
+		return &JSONError{at, "is not UTF-8"}
 	case !json.Valid(b):
-		return &JSONError{Detail: "is not JSON"}
+		return &JSONError{at, "is not JSON"}
 	}
-	if err := (&jsonScan{b: b, keys: true}).run(); err != nil {
-		return err
-	}
-	return nil
+	return (&jsonScan{b: b, root: at, keys: true}).run()
 }
 
 // MendJSON makes JSON readable that was taken before CheckJSON was: half of a
@@ -100,7 +97,8 @@ func holdable(number []byte) bool {
 // jsonScan walks through valid JSON. It allocates nothing where objects are small.
 type jsonScan struct {
 	b      []byte
-	keys   bool // look for keys that are there twice
+	root   string // its pointer
+	keys   bool   // look for keys that are there twice
 	at     int
 	depth  int
 	levels [MaxJSONDepth]jsonLevel
@@ -267,7 +265,8 @@ const maxPointer = 256
 
 // fault is what is wrong at the place.
 func (s *jsonScan) fault(format string, args ...any) error {
-	var b strings.Builder
+	b := strings.Builder{}
+	b.WriteString(s.root)
 	for i := range s.levels[:s.depth] {
 		l := &s.levels[i]
 		part := strconv.Itoa(l.index)

@@ -26,7 +26,7 @@ func TestCheckJSON(t *testing.T) {
 		`{}`, ` { "a" : [ 1 , -2.5e3 , true , null , "x" ] } `, `{"a":{"a":{"a":1}},"b":{"a":1}}`, `{"pair":"\ud83d\ude00\uFFFD\u0000","text":"a\\ud800 \"b\" \u00e9"}`,
 		`{"n":1.7e308,"m":9007199254740993,"tiny":1e-999,"digits":` + strings.Repeat("9", 308) + `}`, nested(MaxJSONDepth), `{` + strings.Join(many, ",") + `}`, `7`, `"x"`,
 	} {
-		if err := CheckJSON([]byte(good)); err != nil {
+		if err := CheckJSON("", []byte(good)); err != nil {
 			t.Errorf("%.60s: %v", good, err)
 		}
 		if got := MendJSON([]byte(good)); string(got) != good {
@@ -54,9 +54,9 @@ func TestCheckJSON(t *testing.T) {
 		{`{} {}`, "", "not JSON"},
 		{``, "", "not JSON"},
 	} {
-		err := CheckJSON([]byte(tt.bad))
+		err := CheckJSON("/root", []byte(tt.bad))
 		var wrong *JSONError
-		if !errors.As(err, &wrong) || wrong.Pointer != tt.pointer || !strings.Contains(err.Error(), tt.says) {
+		if !errors.As(err, &wrong) || wrong.Pointer != "/root"+tt.pointer || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%.60s: %v", tt.bad, err)
 		}
 	}
@@ -74,7 +74,7 @@ func TestMendJSON(t *testing.T) {
 			t.Errorf("%s: %s", bad, diff)
 		}
 	}
-	if err := CheckJSON(MendJSON([]byte(nested(9000)))); err != nil {
+	if err := CheckJSON("", MendJSON([]byte(nested(9000)))); err != nil {
 		t.Error(err)
 	}
 }
@@ -90,12 +90,12 @@ func TestReadableJSON(t *testing.T) {
 			b.WriteString(parts[i])
 		}
 		raw := []byte(b.String())
-		err := CheckJSON(raw)
+		err := CheckJSON("", raw)
 		if err == nil && !json.Valid(raw) {
 			t.Fatalf("%s is taken", raw)
 		}
 		if got := MendJSON(raw); json.Valid(raw) && len(raw) > 0 {
-			if err := CheckJSON(got); err != nil && !strings.Contains(err.Error(), "twice") {
+			if err := CheckJSON("", got); err != nil && !strings.Contains(err.Error(), "twice") {
 				t.Fatalf("%s is mended to %s: %v", raw, got, err)
 			}
 		}
@@ -107,7 +107,7 @@ func BenchmarkCheckJSON(b *testing.B) {
 	b.SetBytes(int64(len(raw)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := CheckJSON(raw); err != nil {
+		if err := CheckJSON("", raw); err != nil {
 			b.Fatal(err)
 		}
 	}
