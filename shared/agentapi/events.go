@@ -144,6 +144,9 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 		}
 		evs = append(evs, e)
 	}
+	if err := s.belong(ctx, cluster, evs); err != nil {
+		return 0, nil, got, err
+	}
 	mark := ledger.Write{Item: ledger.Item{Key: key, Data: record.Encode(at)}, Expect: it.Version}
 	switch {
 	case len(evs) > 0:
@@ -159,6 +162,31 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	}
 	got.Taken, got.Refused = int64(len(evs))-got.Gaps-told, int64(len(refused))
 	return at.Through, refused, got, err
+}
+
+// belong puts events of cordons to the operations that agents say placed them, where
+// these exist and are of the agents' cluster. Specs never change: what was read once
+// is at hand for the next event, and the reads of a call are one.
+func (s *Service) belong(ctx context.Context, cluster string, evs []event.Event) error {
+	var ids []string
+	for i := range evs {
+		if id := evs[i].ToldOperation(); id != "" && !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	specs, err := s.Store.Specs(ctx, ids)
+	if err != nil {
+		return fmt.Errorf("read operations of cordons: %w", err)
+	}
+	for i := range evs {
+		if sp, ok := specs[evs[i].ToldOperation()]; ok && sp.Cluster == cluster {
+			evs[i].OperationID, evs[i].CorrelationID = sp.ID, sp.CorrelationID
+		}
+	}
+	return nil
 }
 
 // refusedEvent says which event of a call was not taken, and why.

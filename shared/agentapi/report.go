@@ -2,7 +2,6 @@ package agentapi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -189,8 +188,11 @@ func reportOf(agent string, r protocol.Report) (operation.Report, error) {
 		return operation.Report{}, tooMany("notes", len(r.Notes), maxNotes)
 	case r.Final != nil && len(r.Final.Details) > protocol.MaxDetailsBytes:
 		return operation.Report{}, tooMany("bytes of details", len(r.Final.Details), protocol.MaxDetailsBytes)
-	case r.Final != nil && len(r.Final.Details) > 0 && !json.Valid(r.Final.Details):
-		return operation.Report{}, operation.Refuse("invalid", "details is not JSON")
+	}
+	if r.Final != nil && len(r.Final.Details) > 0 { // they are served as they came
+		if err := operation.CheckJSON("/final/details", r.Final.Details); err != nil {
+			return operation.Report{}, operation.Refuse("invalid", "%s", err)
+		}
 	}
 	out := operation.Report{Agent: agent, Generation: r.Generation, N: r.N, Settled: r.Settled, Progress: progress(r.Progress)}
 	for _, st := range r.Steps {
