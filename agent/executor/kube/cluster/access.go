@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // Allowed asks the API server whether the agent's role grants a. A 403 of something
@@ -27,6 +28,25 @@ func (c *Cluster) Allowed(ctx context.Context, a *authorizationv1.ResourceAttrib
 		return false, fmt.Errorf("ask whether a refusal was for want of a right: %w", err)
 	}
 	return answer.Status.Allowed, nil
+}
+
+// Denied is, for a preview, what stands in the way of whatever met err: a right that
+// the agent's role lacks. nil: err is of another kind.
+func Denied(resource string, err error) *protocol.Blocker {
+	if !apierrors.IsForbidden(err) {
+		return nil
+	}
+	return noRight(resource, forbidden(err))
+}
+
+// Missing is, for a preview, that the agent's role lacks the right, which it needs
+// for what a resource is to meet.
+func (r Right) Missing(resource string) *protocol.Blocker {
+	return noRight(resource, fmt.Sprintf("the agent's role lacks the right to %s, which it needs %s", r, r.Why))
+}
+
+func noRight(resource, detail string) *protocol.Blocker {
+	return &protocol.Blocker{Code: "forbidden", Resource: resource, Rule: "rbac", Detail: detail}
 }
 
 // lacking tells whether a 403 came from the authorizer, and then which right is

@@ -66,9 +66,11 @@ type Cluster struct {
 	// PodUID are empty when it runs outside of the cluster.
 	Namespace, NodeName, PodName, PodUID, Version string
 
+	// Pulse tells whether the API server answers; nil in a Cluster that was not opened.
+	Pulse *Pulse
+
 	callTimeout time.Duration
 	pause       func(point string, t *executor.Task)
-	pulse       *pulse // nil in a Cluster that was not opened
 
 	mu       sync.Mutex
 	noEvents string // why no event is put on an object; empty: nothing is known against it
@@ -87,14 +89,14 @@ func Open(o Options) (*Cluster, error) {
 	agent := "opsplane-agent/" + product(o.Version)
 	cfg.UserAgent = agent
 	cfg.WarningHandler = rest.NoWarnings{} // deprecations are no business of whoever is paged
-	p := &pulse{heard: time.Now()}
+	p := NewPulse(nil)
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return &transport{next: next, agent: agent, heard: p.note}
 	})
 	c := &Cluster{
 		Config: cfg, Log: o.Log, Now: o.Now, Namespace: cmp.Or(o.Namespace, DefaultNamespace), NodeName: o.NodeName,
 		PodName: o.PodName, PodUID: o.PodUID, Version: o.Version,
-		callTimeout: cmp.Or(o.CallTimeout, DefaultCallTimeout), pause: o.Pause, pulse: p,
+		callTimeout: cmp.Or(o.CallTimeout, DefaultCallTimeout), pause: o.Pause, Pulse: p,
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -102,7 +104,7 @@ func Open(o Options) (*Cluster, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	if err := p.open(cfg); err != nil {
+	if p.ask, err = readiness(cfg); err != nil {
 		return nil, fmt.Errorf("open cluster: %w", err)
 	}
 	// The built-in types in their binary form cost both sides less; what is read

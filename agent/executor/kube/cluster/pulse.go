@@ -1,167 +1,193 @@
 package cluster
 
 import (
-	"bufio"
 	"context"
-	"fmt"
 	"io"
 	"net/http"
-	"net/url"
-	"strings"
 	"sync"
 	"time"
-
-	"k8s.io/client-go/rest"
 )
 
 // How soon a server is missed that takes connections and answers nothing, such as
 // one whose process hangs or whose packets get lost: requests wait 8 s and watches
 // wait for ever, and client-go gives a connection up after 45 s. Two questions in a
-// row go without an answer before it is said: within 11 s (pulseQuiet + 2 pulseWithin).
+// row go without an answer before it is said: within 10 s (pulseQuiet + 2 pulseWithin).
 const (
-	pulseQuiet  = 5 * time.Second // without any answer, after which it is asked
+	pulseQuiet  = 4 * time.Second // without any answer, after which it is asked
 	pulseWithin = 3 * time.Second // how long an answer may take
 )
 
-// readyPath is what an API server answers about itself. Every user may ask it
-// (system:public-info-viewer), and priority and fairness never makes it wait.
-// https://kubernetes.io/docs/reference/using-api/health-checks/
-const readyPath = "/readyz"
+// Pulse tells whether the API server answers. It takes every answer that the agent
+// gets, and what its watches stream; while there is none it asks for one. All that
+// wait share it, so that it costs one cheap question now and then, however many they
+// are, and none while others are answered. Nothing is asked while nobody listens. A
+// nil Pulse, of a Cluster that was made by hand, knows of no silence.
+type Pulse struct {
+	// ask asks once whether the server can serve. It goes past the client's rate
+	// limiter, whose limit is no silence.
+	ask func(ctx context.Context) error
 
-// Unanswered says that the API server answers nothing, or that it cannot serve.
-type Unanswered struct {
-	For time.Duration // since anything was answered
-	Err error         // of the last question
+	mu        sync.Mutex
+	heard     time.Time     // the last answer to anybody
+	silent    *Unanswered   // nil: it answers
+	changed   chan struct{} // closed when silent is another one
+	listeners int
+	stop      context.CancelFunc // of the questions
 }
 
-func (u *Unanswered) Error() string {
-	return fmt.Sprintf("the API server has answered nothing for %s: %v", u.For.Round(time.Second), u.Err)
+// NewPulse makes the Pulse of a server that is asked with ask, whose context ends
+// when it has taken too long. It was heard just now.
+func NewPulse(ask func(ctx context.Context) error) *Pulse {
+	return &Pulse{ask: ask, heard: time.Now(), changed: make(chan struct{})}
 }
 
-// Unwrap returns the last question's error.
-func (u *Unanswered) Unwrap() error { return u.Err }
-
-// Code is the code that operations name it by.
-func (u *Unanswered) Code() string { return "api_unavailable" }
-
-// pulse is when the API server was last heard of.
-type pulse struct {
-	client *http.Client
-	url    string
-
-	mu    sync.Mutex
-	heard time.Time
-}
-
-// open makes the client of the questions. It shares the connections of all others,
-// so that it fares as they do.
-func (p *pulse) open(cfg *rest.Config) error {
-	client, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		return err
-	}
-	base, _, err := rest.DefaultServerUrlFor(cfg)
-	if err != nil {
-		return err
-	}
-	u := url.URL{Scheme: base.Scheme, Host: base.Host, Path: strings.TrimSuffix(base.Path, "/") + readyPath}
-	p.client, p.url = client, u.String()
-	return nil
-}
-
-// note takes an answer to any request. One that the server could not serve is none.
-func (p *pulse) note(status int) {
-	if status >= http.StatusInternalServerError {
-		return
+// Listen has the server asked, where nobody is answered, until stop is called.
+func (p *Pulse) Listen() (stop func()) {
+	if p == nil {
+		return func() {}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.heard = time.Now()
+	if p.listeners++; p.listeners == 1 {
+		var ctx context.Context
+		ctx, p.stop = context.WithCancel(context.Background())
+		go p.run(ctx)
+	}
+	return sync.OnceFunc(func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.listeners--; p.listeners == 0 {
+			p.stop()
+			p.say(nil) // nobody asks any more
+		}
+	})
 }
 
-func (p *pulse) last() time.Time {
+// State says since when and why the server does not answer; nil: it does. changed is
+// closed when that is another one. It is for those who listen.
+func (p *Pulse) State() (silent *Unanswered, changed <-chan struct{}) {
+	if p == nil {
+		return nil, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.silent, p.changed
+}
+
+// Tell listens, and tells the state now and after each change, until ctx ends.
+func (p *Pulse) Tell(ctx context.Context, tell func(silent *Unanswered)) {
+	if p == nil {
+		return
+	}
+	defer p.Listen()()
+	for {
+		silent, changed := p.State()
+		tell(silent)
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
+// note takes the answer to any request, and what it streams from then on: a watch is
+// one answer that lasts. One that the server could not serve is none.
+func (p *Pulse) note(r *http.Response) {
+	if r.StatusCode >= http.StatusInternalServerError {
+		return
+	}
+	p.hear()
+	if r.StatusCode != http.StatusSwitchingProtocols { // its body is written to as well
+		r.Body = &stream{r.Body, p}
+	}
+}
+
+// stream is the body of an answer.
+type stream struct {
+	io.ReadCloser
+	of *Pulse
+}
+
+func (s *stream) Read(b []byte) (n int, err error) {
+	if n, err = s.ReadCloser.Read(b); n > 0 {
+		s.of.hear()
+	}
+	return n, err
+}
+
+func (p *Pulse) hear() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.heard = time.Now()
+	p.say(nil)
+}
+
+// say makes the state another one.
+func (p *Pulse) say(u *Unanswered) {
+	if u == p.silent || u != nil && p.silent != nil && u.Error() == p.silent.Error() {
+		return
+	}
+	p.silent = u
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+func (p *Pulse) last() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.heard
 }
 
-// ask asks the server once whether it can serve.
-func (p *pulse) ask(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, pulseWithin)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url, nil)
-	if err != nil {
-		return err
+// missed says that questions went without an answer, the last of which was asked at
+// a time, unless somebody was answered since.
+func (p *Pulse) missed(ctx context.Context, asked time.Time, u *Unanswered) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ctx.Err() == nil && !p.heard.After(asked) {
+		p.say(u)
 	}
-	resp, err := p.client.Do(req) // the transport notes the answer
-	if err != nil {
-		if ctx.Err() != nil {
-			return fmt.Errorf("GET %s: no answer within %s", readyPath, pulseWithin)
-		}
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode < http.StatusInternalServerError {
-		return nil
-	}
-	return fmt.Errorf("GET %s: %s%s", readyPath, resp.Status, failing(resp.Body))
 }
 
-// failing lists the checks that an API server says it does not pass.
-func failing(body io.Reader) string {
-	var bad []string
-	for s := bufio.NewScanner(io.LimitReader(body, 16<<10)); s.Scan() && len(bad) < 8; {
-		if check, ok := strings.CutPrefix(s.Text(), "[-]"); ok {
-			name, _, _ := strings.Cut(check, " ")
-			bad = append(bad, name)
-		}
-	}
-	if len(bad) == 0 {
-		return ""
-	}
-	return ": " + strings.Join(bad, ", ")
-}
-
-// Pulse tells whether the API server answers, until ctx ends: an *Unanswered once
-// it does not, again with each question, and nil once it does again. While others
-// get answers nothing is asked.
-func (c *Cluster) Pulse(ctx context.Context, tell func(error)) {
-	p := c.pulse
-	if p == nil {
-		return // made by hand, for tests
-	}
-	wait := time.NewTimer(pulseQuiet)
+// run asks until ctx ends.
+func (p *Pulse) run(ctx context.Context) {
+	wait := time.NewTimer(pulseQuiet - time.Since(p.last()))
 	defer wait.Stop()
-	for failed := 0; ; {
+	var since time.Time // the first question without an answer was asked; zero: none was
+	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-wait.C:
 		}
-		began := time.Now()
-		if since := began.Sub(p.last()); since < pulseQuiet {
-			if failed > 1 {
-				tell(nil)
-			}
-			failed = 0
-			wait.Reset(pulseQuiet - since)
+		asked := time.Now()
+		if left := pulseQuiet - asked.Sub(p.last()); left > 0 {
+			since = time.Time{}
+			wait.Reset(left)
 			continue
 		}
-		err := p.ask(ctx)
+		err := p.once(ctx)
+		if err == nil {
+			p.hear()
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err == nil || p.last().After(began): // whoever was answered
-			if failed > 1 {
-				tell(nil)
-			}
-			failed = 0
+		case err == nil || p.last().After(asked): // whoever was answered
+			since = time.Time{}
 			wait.Reset(pulseQuiet)
 			continue
+		case since.IsZero(): // one answer may get lost
+			since = asked
+		default:
+			p.missed(ctx, asked, &Unanswered{Since: since, Err: err})
 		}
-		if failed++; failed > 1 {
-			tell(&Unanswered{For: time.Since(p.last()), Err: err})
-		}
-		wait.Reset(max(0, pulseWithin-time.Since(began)))
+		wait.Reset(max(0, pulseWithin-time.Since(asked)))
 	}
+}
+
+func (p *Pulse) once(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, pulseWithin)
+	defer cancel()
+	return p.ask(ctx)
 }

@@ -3,14 +3,18 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
 
@@ -19,12 +23,12 @@ import (
 type heart struct {
 	mu     sync.Mutex
 	answer func(r *http.Request) (*http.Response, error)
-	asked  []time.Time
+	asked  []string // the paths
 }
 
 func (s *heart) RoundTrip(r *http.Request) (*http.Response, error) {
 	s.mu.Lock()
-	s.asked = append(s.asked, time.Now())
+	s.asked = append(s.asked, r.URL.Path)
 	answer := s.answer
 	s.mu.Unlock()
 	return answer(r)
@@ -36,11 +40,13 @@ func (s *heart) set(answer func(r *http.Request) (*http.Response, error)) {
 	s.answer = answer
 }
 
-func (s *heart) count() int {
+func (s *heart) paths() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.asked)
+	return slices.Clone(s.asked)
 }
+
+func (s *heart) count() int { return len(s.paths()) }
 
 func says(status int, body string) func(*http.Request) (*http.Response, error) {
 	return func(r *http.Request) (*http.Response, error) {
@@ -55,52 +61,56 @@ func hangs(r *http.Request) (*http.Response, error) {
 
 func refuses(*http.Request) (*http.Response, error) { return nil, errors.New("connection refused") }
 
-// listener is what Pulse tells.
+// listener is what Tell tells.
 type listener struct {
 	mu    sync.Mutex
-	err   error
+	at    *Unanswered
 	since time.Time // of the last turn
 	turns int
 }
 
-func (l *listener) tell(err error) {
+func (l *listener) tell(u *Unanswered) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if (err == nil) != (l.err == nil) {
+	if (u == nil) != (l.at == nil) {
 		l.turns, l.since = l.turns+1, time.Now()
 	}
-	l.err = err
+	l.at = u
 }
 
-func (l *listener) now() (since time.Time, turns int, err error) {
+func (l *listener) now() (since time.Time, turns int, silent *Unanswered) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.since, l.turns, l.err
+	return l.since, l.turns, l.at
 }
 
-// pulsing is a Pulse of a server.
-func pulsing(t *testing.T) (*Cluster, *heart, *listener) {
+// beating is a Pulse of a server, and the client of others who ask it.
+func beating(t *testing.T) (*Pulse, *heart, *http.Client) {
 	t.Helper()
-	s, l, p := &heart{answer: says(http.StatusOK, "ok")}, &listener{}, &pulse{heard: time.Now()}
+	s, p := &heart{answer: says(http.StatusOK, "ok")}, NewPulse(nil)
 	cfg := &rest.Config{Host: "http://server/behind/it", Transport: &transport{next: s, heard: p.note}}
-	if err := p.open(cfg); err != nil {
+	ask, err := readiness(cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if p.url != "http://server/behind/it/readyz" {
-		t.Errorf("it is asked at %s", p.url)
-	}
-	c := &Cluster{pulse: p}
+	p.ask = ask
+	return p, s, &http.Client{Transport: cfg.Transport}
+}
+
+// listening is one who listens to it while the test lasts.
+func listening(t *testing.T, p *Pulse) *listener {
+	l := &listener{}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c.Pulse(ctx, l.tell)
+		p.Tell(ctx, l.tell)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
-	return c, s, l
+	return l
 }
 
-// A server that stops answering, however it does, is missed within 11 s, not for
+// A server that stops answering, however it does, is missed within 10 s, not for
 // one lost answer, and is well again with the first one.
 func TestPulse(t *testing.T) {
 	t.Parallel()
@@ -115,33 +125,47 @@ func TestPulse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				_, s, l := pulsing(t)
-				time.Sleep(time.Minute)
-				if _, turns, err := l.now(); err != nil || turns != 0 {
-					t.Fatalf("well: %v, %d turns", err, turns)
+				p, s, _ := beating(t)
+				l := listening(t, p)
+				time.Sleep(time.Minute + pulseQuiet/2)
+				if _, turns, u := l.now(); u != nil || turns != 0 {
+					t.Fatalf("well: %v, %d turns", u, turns)
+				}
+				for _, path := range s.paths() {
+					if path != "/behind/it/readyz" {
+						t.Errorf("it is asked at %s", path)
+					}
 				}
 				s.set(c.broken)
 				at := time.Now()
-				time.Sleep(11*time.Second + time.Millisecond)
+				time.Sleep(10 * time.Second)
 				synctest.Wait()
-				since, _, err := l.now()
-				var u *Unanswered
-				if !errors.As(err, &u) || u.Code() != "api_unavailable" || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "has answered nothing for") {
-					t.Fatalf("%s after %s: %v", name, time.Since(at), err)
+				since, _, u := l.now()
+				if u == nil || u.Code() != "api_unavailable" || !strings.Contains(u.Error(), c.says) {
+					t.Fatalf("%s after %s: %v", name, time.Since(at), u)
 				}
 				if since.Sub(at) < pulseWithin {
 					t.Errorf("said after %s: one lost answer is enough", since.Sub(at))
+				}
+				if begun := u.Since.Sub(at); begun < 0 || begun > pulseQuiet || !strings.Contains(u.Error(), "does not answer since "+u.Since.UTC().Format(time.RFC3339)) {
+					t.Errorf("silent since %s after it stopped: %v", begun, u)
+				}
+				if b := u.Blocker(); b.Code != "api_unavailable" || b.Detail != u.Error() || !b.Since.Equal(u.Since) {
+					t.Errorf("blocker %+v", b)
 				}
 				before := s.count()
 				time.Sleep(time.Minute)
 				if n := s.count() - before; n < 15 || n > 25 {
 					t.Errorf("asked %d times in a minute of silence", n)
 				}
+				if _, _, now := l.now(); now == nil || !now.Since.Equal(u.Since) {
+					t.Errorf("a minute later: %v", now)
+				}
 				s.set(says(http.StatusForbidden, "no")) // an answer is an answer
-				time.Sleep(pulseWithin + time.Millisecond)
+				time.Sleep(pulseWithin)
 				synctest.Wait()
-				if _, turns, err := l.now(); err != nil || turns != 2 {
-					t.Errorf("%s after it came back: %v, %d turns", pulseWithin, err, turns)
+				if _, turns, u := l.now(); u != nil || turns != 2 {
+					t.Errorf("%s after it came back: %v, %d turns", pulseWithin, u, turns)
 				}
 			})
 		})
@@ -152,45 +176,182 @@ func TestPulse(t *testing.T) {
 func TestPulseMissesOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		_, s, l := pulsing(t)
+		p, s, _ := beating(t)
+		l := listening(t, p)
 		s.set(func(r *http.Request) (*http.Response, error) {
 			s.set(says(http.StatusOK, "ok"))
 			return hangs(r)
 		})
 		time.Sleep(time.Minute)
-		if _, turns, err := l.now(); err != nil || turns != 0 {
-			t.Errorf("%v, %d turns", err, turns)
+		if _, turns, u := l.now(); u != nil || turns != 0 {
+			t.Errorf("%v, %d turns", u, turns)
 		}
 	})
 }
 
 // While other requests are answered nothing is asked, and one that is answered in a
-// silence ends it.
+// silence ends it at once.
 func TestPulseWhileOthersAreAnswered(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		c, s, l := pulsing(t)
-		for range 60 {
-			c.pulse.note(http.StatusOK)
+		p, s, others := beating(t)
+		l := listening(t, p)
+		ask := func() {
+			r, err := others.Get("http://server/behind/it/api")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = r.Body.Close()
 			time.Sleep(time.Second)
 		}
-		if n := s.count(); n != 0 {
+		readyz := func() (n int) {
+			for _, path := range s.paths() {
+				if strings.HasSuffix(path, readyPath) {
+					n++
+				}
+			}
+			return n
+		}
+		for range 60 {
+			ask()
+		}
+		if n := readyz(); n != 0 {
 			t.Errorf("asked %d times while others were answered", n)
 		}
-		s.set(hangs)
+		s.set(func(r *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(r.URL.Path, readyPath) {
+				return hangs(r)
+			}
+			return says(http.StatusServiceUnavailable, "")(r) // nobody is served
+		})
 		for range 15 {
-			c.pulse.note(http.StatusServiceUnavailable) // nobody is served
-			time.Sleep(time.Second)
+			ask()
 		}
 		synctest.Wait()
-		if _, _, err := l.now(); err == nil {
+		if _, _, u := l.now(); u == nil {
 			t.Error("well while nobody is served")
 		}
-		c.pulse.note(http.StatusOK)
-		time.Sleep(2 * pulseWithin)
+		s.set(says(http.StatusNotFound, ""))
+		ask()
 		synctest.Wait()
-		if _, _, err := l.now(); err != nil {
-			t.Errorf("somebody was served: %v", err)
+		if since, _, u := l.now(); u != nil || time.Since(since) > time.Second {
+			t.Errorf("somebody was served: %v", u)
 		}
 	})
+}
+
+// What a watch brings is an answer as well.
+func TestPulseHearsWatches(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, s, others := beating(t)
+		l := listening(t, p)
+		read, write := io.Pipe()
+		defer write.Close()
+		s.set(func(r *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusOK, Body: read, Request: r, Header: http.Header{}}, nil
+		})
+		watch, err := others.Get("http://server/behind/it/api/v1/pods?watch=1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = io.Copy(io.Discard, watch.Body) }()
+		s.set(hangs)
+		for range 30 {
+			_, _ = write.Write([]byte("bookmark"))
+			time.Sleep(2 * time.Second)
+		}
+		synctest.Wait()
+		if n := s.count(); n != 1 {
+			t.Errorf("asked %d times while the watch brought something", n-1)
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if _, _, u := l.now(); u == nil {
+			t.Error("well while the watch is silent")
+		}
+		_, _ = write.Write([]byte("bookmark"))
+		synctest.Wait()
+		if _, _, u := l.now(); u != nil {
+			t.Errorf("the watch brought something: %v", u)
+		}
+	})
+}
+
+// However many listen, one asks; while nobody does nothing is asked, and nobody is
+// told of an old silence.
+func TestPulseIsShared(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, s, _ := beating(t)
+		time.Sleep(time.Hour)
+		if n := s.count(); n != 0 {
+			t.Errorf("asked %d times while nobody listened", n)
+		}
+		s.set(hangs)
+		begun := time.Now()
+		var stops []func()
+		for range 100 {
+			stops = append(stops, p.Listen())
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := s.count(); n > 21 {
+			t.Errorf("asked %d times in a minute", n)
+		}
+		if u, _ := p.State(); u == nil || !u.Since.Equal(begun) { // that it was silent before nobody knows
+			t.Errorf("listened since %s: %v", begun, u)
+		}
+		for _, stop := range stops {
+			stop()
+			stop()
+		}
+		synctest.Wait()
+		if u, _ := p.State(); u != nil {
+			t.Errorf("nobody listens: %v", u)
+		}
+		before := s.count()
+		time.Sleep(time.Hour)
+		if n := s.count() - before; n != 0 {
+			t.Errorf("asked %d times while nobody listened any more", n)
+		}
+		s.set(says(http.StatusOK, "ok"))
+		defer p.Listen()()
+		synctest.Wait()
+		if n := s.count() - before; n != 1 {
+			t.Errorf("asked %d times when somebody began to listen after an hour", n)
+		}
+		var none *Pulse
+		none.Listen()()
+		none.Tell(t.Context(), func(*Unanswered) { t.Error("a Pulse that is none told") })
+		if u, changed := none.State(); u != nil || changed != nil {
+			t.Errorf("a Pulse that is none: %v", u)
+		}
+	})
+}
+
+// A request that the client's own limit holds back was never asked: the question
+// goes past it.
+func TestPulseIsNotLimited(t *testing.T) {
+	t.Parallel()
+	s, c := setup(t)
+	s.answer = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }
+	cfg := rest.CopyConfig(c.Config)
+	cfg.QPS, cfg.Burst = 0.001, 1
+	ask, err := readiness(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := kubernetes.NewForConfigOrDie(cfg)
+	for _, held := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		_, err := client.CoreV1().Nodes().Get(ctx, "n", metav1.GetOptions{})
+		cancel()
+		if strings.Contains(fmt.Sprint(err), "rate limiter") != held {
+			t.Errorf("held back %t: %v", held, err)
+		}
+		if err := ask(t.Context()); err != nil {
+			t.Errorf("asked past it: %v", err)
+		}
+	}
 }

@@ -35,7 +35,7 @@ type call struct {
 type transport struct {
 	next  http.RoundTripper
 	agent string
-	heard func(status int) // of every answer
+	heard func(r *http.Response) // of every answer
 }
 
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -49,7 +49,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	resp, err := t.next.RoundTrip(req)
 	if err == nil && t.heard != nil {
-		t.heard(resp.StatusCode)
+		t.heard(resp)
 	}
 	if c != nil && err == nil {
 		if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // follower watches the Jobs of one operation and their pods.
@@ -22,7 +23,7 @@ type follower struct {
 }
 
 func (u *upgrader) follow(ctx context.Context, op string) *follower {
-	f := &follower{Group: follow.NewGroup()}
+	f := &follower{Group: follow.NewGroup(ctx, u.Pulse)}
 	o := metav1.ListOptions{LabelSelector: selector(op)}
 	f.jobs = follow.Join(ctx, f.Group, follow.Of("jobs", u.Read, u.Client.BatchV1().Jobs(u.Namespace), o), func(o runtime.Object) *batchv1.Job { return o.(*batchv1.Job) })
 	f.pods = follow.Join(ctx, f.Group, follow.Of("pods", u.Read, u.Client.CoreV1().Pods(u.Namespace), o), func(o runtime.Object) *corev1.Pod { return o.(*corev1.Pod) })
@@ -45,6 +46,7 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 	if t.Step.Cleanup {
 		cancelled = nil
 	}
+	var away *cluster.Unanswered
 	for {
 		select {
 		case <-f.Changed():
@@ -54,14 +56,20 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 		if halt := executor.Halted(ctx, t); halt != "" {
 			return stopped(halt)
 		}
-		denied, away := f.Trouble()
+		was := away
+		var denied error
+		away, denied = f.Trouble()
 		switch {
 		case denied != nil:
 			return u.believed(t, cluster.Broken(denied))
 		case away != nil:
 			t.Progress(0, 1, "components", "the API server does not answer; the Job goes on by itself")
+			tell(t, []protocol.Blocker{away.Blocker()})
 			continue
-		case !f.Ready():
+		case was != nil:
+			tell(t, nil) // until it is judged again
+		}
+		if !f.Ready() {
 			continue
 		}
 		if o := judge(f.scene()); o != nil {

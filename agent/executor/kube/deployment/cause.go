@@ -22,7 +22,6 @@ const (
 	codeDeadline      = "progress_deadline_exceeded"
 	codeTerminating   = "terminating" // an old pod that has not gone
 	codePaused        = "paused"
-	codeUnavailable   = "api_unavailable"
 )
 
 // maxMessage bounds what a container or a policy said, in bytes.

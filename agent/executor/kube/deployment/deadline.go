@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -49,10 +50,12 @@ func (v *verdict) giveUp(s scene, b Bounds, left time.Duration, now time.Time) {
 }
 
 // halted: the rollout goes on by itself, whatever becomes of the operation. What
-// stands in its way is why it did not come through in time.
-func (r *roller) halted(why string, s *scene, v verdict) executor.Outcome {
+// stands in its way is why it did not come through in time; away: that was not seen.
+func (r *roller) halted(why string, s *scene, v verdict, away *cluster.Unanswered) executor.Outcome {
 	code, rest, first := "rolling", "the cluster rolls on by itself", ""
 	switch {
+	case away != nil:
+		code, first, rest = cluster.CodeUnavailable, away.Error()+"; when it last did: ", "what became of it since is not known"
 	case v.rolled && len(v.old) > 0:
 		code, first = "interrupted", v.stopping(r.Now())[0].Detail+"; "
 	case !v.rolled && len(v.causes) > 0:

@@ -92,7 +92,7 @@ func TestHaltedNamesTheCause(t *testing.T) {
 		"old pod": {`{"status":{"updatedReplicas":2}}`, []*corev1.Pod{newPod("web-1", false, isReady), newPod("web-2", false, isReady), stopping}, "old pod web-0", "later deadline"},
 	} {
 		s := &scene{rollout: merged(t, restarted(t, object(t, deployments, web), by, noon), []byte(tt.patch)), pods: tt.pods}
-		o := r.halted("interrupted", s, s.judge(by, DefaultBounds, false, map[string]time.Time{}, noon.Add(time.Minute)))
+		o := r.halted("interrupted", s, s.judge(by, DefaultBounds, false, map[string]time.Time{}, noon.Add(time.Minute)), nil)
 		if o.Class != operation.OutcomeWaiting || !strings.Contains(o.Detail, tt.detail) || !strings.Contains(o.ActionText, tt.text) || strings.Count(o.Detail, s.String()) != 1 {
 			t.Errorf("%s: %s; next action %s: %s", name, o.Detail, o.ActionCode, o.ActionText)
 		}
@@ -166,7 +166,7 @@ func TestPreviewNamesTheMissingRight(t *testing.T) {
 			})
 		})
 		list, err := Roll(c).Preview(within(t, 10*time.Second), protocol.PreviewRequest{ID: "pre_1", TargetName: "deployment:web/web", TargetUID: "u1", Payload: []byte(`{}`)})
-		if err != nil || len(list) != 1 || list[0].Code != "forbidden" || list[0].Rule != "right to "+verb+" deployments.apps" || !strings.Contains(list[0].Detail, "cannot "+verb+` resource "deployments"`) {
+		if err != nil || len(list) != 1 || list[0].Code != "forbidden" || list[0].Rule != "rbac" || !strings.Contains(list[0].Detail, "cannot "+verb+` resource "deployments"`) {
 			t.Errorf("%s: preview %+v %v", verb, list, err)
 		}
 	}

@@ -2,13 +2,10 @@ package deployment
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -95,18 +92,20 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 	}
 	a := &protocol.Assignment{Operation: q.ID, TargetName: q.TargetName, TargetUID: q.TargetUID}
 	d, err := r.find(ctx, a)
+	denied := cluster.Denied(q.TargetName, err)
 	switch {
-	case apierrors.IsForbidden(err):
-		return denied("get", q.TargetName, err), nil
+	case denied != nil:
+		return []protocol.Blocker{*denied}, nil
 	case err != nil:
 		return nil, fmt.Errorf("read %s: %w", q.TargetName, err)
 	case d == nil:
 		return []protocol.Blocker{{Code: "deployment_gone", Resource: q.TargetName, Detail: gone(a)}}, nil
 	}
 	hold, notes, err := r.check(ctx, d, cluster.Mark{Operation: q.ID}, p)
+	denied = cluster.Denied("deployment/"+d.name(), err)
 	switch {
-	case apierrors.IsForbidden(err):
-		return denied("patch", "deployment/"+d.name(), err), nil
+	case denied != nil:
+		return []protocol.Blocker{*denied}, nil
 	case err != nil:
 		return nil, fmt.Errorf("preview the restart of %s: %w", d.name(), err)
 	}
@@ -121,17 +120,4 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 		list = append(list, *short)
 	}
 	return list, nil
-}
-
-// denied is the blocker of a right that the agent's role lacks.
-func denied(verb, resource string, err error) []protocol.Blocker {
-	o := cluster.Broken(err)
-	b := protocol.Blocker{Code: o.ErrorCode, Resource: resource, Rule: "right to " + verb, Detail: o.Detail}
-	var status apierrors.APIStatus
-	if errors.As(err, &status) {
-		if about := status.Status().Details; about != nil && about.Kind != "" {
-			b.Rule += " " + strings.TrimSuffix(about.Kind+"."+about.Group, ".")
-		}
-	}
-	return []protocol.Blocker{b}
 }

@@ -125,6 +125,16 @@ func (l *lease) note(f func()) {
 	}
 }
 
+// blockers are those that were told last.
+func (l *lease) blockers() []protocol.Blocker {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.blocked) == 0 {
+		return nil
+	}
+	return l.blocked[len(l.blocked)-1]
+}
+
 func (l *lease) run(ctx context.Context, step string) executor.Outcome {
 	return l.typ.Steps[step].Execute(ctx, l.task(step))
 }

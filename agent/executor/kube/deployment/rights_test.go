@@ -4,8 +4,10 @@ package deployment
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -125,8 +127,8 @@ func TestNoRoomForThePods(t *testing.T) {
 	}
 }
 
-// The API server goes away in the middle of a rollout and comes back: the wait
-// goes on, and nothing is restarted twice.
+// The API server hangs and goes away in the middle of a rollout and comes back: the
+// wait says so and goes on, and nothing is restarted twice.
 func TestRollOutlivesTheAPIServer(t *testing.T) {
 	t.Parallel()
 	r := kuberig.Start(t, kuberig.Options{})
@@ -139,6 +141,19 @@ func TestRollOutlivesTheAPIServer(t *testing.T) {
 	waited := make(chan executor.Outcome, 1)
 	go func() { waited <- l.run(s.ctx(), "wait") }()
 	<-l.told
+	away := func(b protocol.Blocker) bool { return b.Code == cluster.CodeUnavailable }
+	r.Stop(kuberig.APIServer)
+	silent := time.Now()
+	if b := s.await(l, away); time.Since(silent) > 12*time.Second || b.Since == nil || b.Since.Sub(silent) > 5*time.Second || !strings.Contains(b.Detail, "no answer within 3s") {
+		t.Errorf("silent since %s, told after %s: %+v", silent.UTC(), time.Since(silent), b)
+	}
+	r.Cont(kuberig.APIServer)
+	heard := time.Now()
+	for ; slices.ContainsFunc(l.blockers(), away); <-l.told {
+	}
+	if took := time.Since(heard); took > 5*time.Second {
+		t.Errorf("it answers again, and that was told after %s", took)
+	}
 	r.Kill(kuberig.APIServer)
 	if o := l.next(Roll(s.c), 1).run(s.ctx(), "wait"); o.Class != operation.OutcomeWaiting || o.ErrorCode != "api_unavailable" {
 		t.Errorf("another wait meanwhile: %+v", o)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // codeUndoIncomplete: the template is that of before, its pods are not ready.
@@ -140,6 +141,7 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 	defer stop()
 	w := r.watch(ctx, d)
 	asked := map[string]bool{} // pods to go, by UID
+	var away *cluster.Unanswered
 	for {
 		fire, release := timer(until, r.Now())
 		select {
@@ -151,11 +153,19 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 		if halt := executor.Halted(ctx, t); halt != "" {
 			return executor.Waiting(halt, d.name()+": the template is that of before; its pods were not seen ready")
 		}
-		if denied, _ := w.Trouble(); denied != nil {
+		was := away
+		var denied error
+		away, denied = w.Trouble()
+		switch {
+		case denied != nil:
 			return cluster.Broken(denied)
+		case away != nil:
+			tell(t, []protocol.Blocker{away.Blocker()})
+		case was != nil:
+			tell(t, nil)
 		}
 		late := !r.Now().Before(until)
-		if !w.Ready() && !late {
+		if (away != nil || !w.Ready()) && !late {
 			continue
 		}
 		s, err := w.scene()

@@ -133,6 +133,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		return *o
 	}
 	w := r.watch(ctx, d)
+	var away *cluster.Unanswered
 	for {
 		fire, release := timer(v.wake, r.Now())
 		select {
@@ -143,15 +144,19 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		}
 		release()
 		if halt := executor.Halted(ctx, t); halt != "" {
-			return r.halted(halt, s, v)
+			return r.halted(halt, s, v, away)
 		}
-		denied, away := w.Trouble()
+		was := away
+		var denied error
+		away, denied = w.Trouble()
 		switch {
 		case denied != nil:
 			return cluster.Broken(denied)
 		case away != nil:
 			t.Progress(s.updated, s.want, "replicas", "the API server does not answer; "+s.String()+" when it last did")
-			tell(t, []protocol.Blocker{{Code: codeUnavailable, Resource: "cluster", Rule: "api_server", Detail: "the API server does not answer: " + bound(away.Error())}})
+			tell(t, []protocol.Blocker{away.Blocker()})
+		case was != nil:
+			tell(t, nil) // until it is judged again
 		}
 		v.wake = time.Time{} // until it is judged again
 		if away != nil || !w.Ready() {
@@ -171,7 +176,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		if o != nil && o.Class != operation.OutcomeDone { // a cache may lag behind, after an outage by much
 			fresh, err := r.anew(ctx, t.Assignment, now)
 			if halt := executor.Halted(ctx, t); halt != "" {
-				return r.halted(halt, s, v)
+				return r.halted(halt, s, v, nil)
 			}
 			if err != nil {
 				return unread(err)

@@ -26,7 +26,7 @@ type watcher struct {
 
 // watch begins to follow d until ctx ends.
 func (r *roller) watch(ctx context.Context, d *rollout) *watcher {
-	w := &watcher{Group: follow.NewGroup(), of: d}
+	w := &watcher{Group: follow.NewGroup(ctx, r.Pulse), of: d}
 	namespace := d.object.GetNamespace()
 	named := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, d.object.GetName()).String()}
 	w.object = follow.Join(ctx, w.Group, follow.Of(d.resource.Resource, r.Read, r.Dynamic.Resource(d.resource).Namespace(namespace), named), trim[*unstructured.Unstructured])

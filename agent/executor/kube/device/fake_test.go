@@ -47,7 +47,7 @@ func fakes(t *testing.T, objects ...runtime.Object) (*devices, *fake.Clientset, 
 	client := fake.NewClientset(append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fakeNode, UID: "uid-of-the-node"}})...)
 	pods := watch.NewFakeWithChanSize(16, false)
 	client.PrependWatchReactor("pods", func(ktesting.Action) (bool, watch.Interface, error) { return true, pods, nil })
-	c.Client = client
+	c.Client, c.Pulse = client, nil
 	cfg, err := Config{Enabled: true, Image: "host:1"}.check()
 	if err != nil {
 		t.Fatal(err)

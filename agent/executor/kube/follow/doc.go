@@ -23,6 +23,7 @@
 // fence: a Feed only reads.
 //
 // A watch over a connection that died without a word is silent until client-go's
-// pings give it up, some 45 s later. LastHeard is for those who cannot wait so long.
+// pings give it up, some 45 s later. Trouble hears of it sooner, by the API server's
+// pulse (package cluster), which everyone who waits listens to.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 package follow

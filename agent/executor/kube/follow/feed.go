@@ -47,7 +47,6 @@ type Feed[T any] struct {
 	err     error // why it does not keep up; nil: it does
 	since   time.Time
 	brief   bool                     // err is of watches that begin and do not serve
-	heard   time.Time                // when the API server last said anything
 	changed map[string]chan struct{} // by bucket, of those that somebody waits for
 }
 
@@ -150,7 +149,6 @@ func (f *Feed[T]) follow(ctx context.Context) (served, error) {
 	defer end()
 	s.began = time.Now()
 	f.mu.Lock()
-	f.heard = s.began
 	f.wellUnlessBrief()
 	f.mu.Unlock()
 	lasts := time.NewTimer(steady)
@@ -190,7 +188,7 @@ func (f *Feed[T]) apply(e watch.Event) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.version, f.heard = o.GetResourceVersion(), time.Now()
+	f.version = o.GetResourceVersion()
 	f.recover()
 	if e.Type == watch.Bookmark {
 		return nil
@@ -238,7 +236,7 @@ func (f *Feed[T]) replace(items []runtime.Object, version string) {
 			}
 		}
 	}
-	f.version, f.listed, f.heard = version, true, time.Now()
+	f.version, f.listed = version, true
 	f.wellUnlessBrief()
 	f.tellAll()
 }
@@ -335,13 +333,6 @@ func (f *Feed[T]) State() (listed bool, since time.Time, changed <-chan struct{}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.listed, f.since, f.wait(stateBucket), f.err
-}
-
-// LastHeard is when the API server last said anything to the feed.
-func (f *Feed[T]) LastHeard() time.Time {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.heard
 }
 
 // Ready waits for the first list. A missing right is told at once; other failures

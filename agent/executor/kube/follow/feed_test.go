@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 )
 
 // server plays an API server with a list and watches of it.
@@ -99,13 +102,8 @@ func TestFeed(t *testing.T) {
 		s.watches[0].Modify(versioned("a", "4"))
 		s.watches[0].Delete(versioned("b", "5"))
 		want("watched", "a@4", "c@3")
-		mark := versioned("", "9")
-		time.Sleep(time.Second)
-		s.watches[0].Action(watch.Bookmark, mark)
+		s.watches[0].Action(watch.Bookmark, versioned("", "9"))
 		synctest.Wait()
-		if !f.LastHeard().Equal(time.Now()) {
-			t.Errorf("a bookmark was not heard: %s, now %s", f.LastHeard(), time.Now())
-		}
 
 		// The watch ends: it goes on from the bookmark and does not list.
 		s.watches[0].Stop()
@@ -253,13 +251,19 @@ func TestWatchThatNeverBegins(t *testing.T) {
 }
 
 // A group is ready when each of its feeds is, and tells a missing right from a server
-// that is away.
+// that is away, which its pulse may know before a watch does.
 func TestGroup(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		g := NewGroup()
+		var hangs atomic.Bool
+		g := NewGroup(ctx, cluster.NewPulse(func(ctx context.Context) error {
+			if hangs.Load() {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}))
 		one, two := &server{version: "1", pods: []runtime.Object{versioned("a", "1")}}, &server{version: "1", err: errors.New("connection refused")}
 		pods := func(o runtime.Object) *corev1.Pod { return o.(*corev1.Pod) }
 		Join(ctx, g, one.source(), pods)
@@ -278,18 +282,18 @@ func TestGroup(t *testing.T) {
 			}
 		}
 		rung("one is listed, one fails", true)
-		if denied, away := g.Trouble(); g.Ready() || denied != nil || away == nil {
+		if away, denied := g.Trouble(); g.Ready() || denied != nil || away == nil {
 			t.Errorf("ready %t, denied %v, away %v", g.Ready(), denied, away)
 		}
 		two.set(func() { two.err = apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no")) })
 		time.Sleep(5 * time.Second)
-		if denied, _ := g.Trouble(); !apierrors.IsForbidden(denied) {
+		if _, denied := g.Trouble(); !apierrors.IsForbidden(denied) {
 			t.Errorf("denied %v", denied)
 		}
 		two.set(func() { two.err = nil })
 		time.Sleep(5 * time.Second)
 		rung("both are listed, the second without an object", true)
-		if denied, away := g.Trouble(); !g.Ready() || denied != nil || away != nil {
+		if away, denied := g.Trouble(); !g.Ready() || denied != nil || away != nil {
 			t.Errorf("ready %t, denied %v, away %v", g.Ready(), denied, away)
 		}
 		rung("nothing", false)
@@ -297,6 +301,30 @@ func TestGroup(t *testing.T) {
 		rung("a pod came", true)
 		if l, _ := f.In(""); len(l) != 1 {
 			t.Errorf("%d pods", len(l))
+		}
+
+		// The watches stay open over a connection that brings nothing any more.
+		hangs.Store(true)
+		since := time.Now()
+		time.Sleep(10 * time.Second)
+		rung("it hangs", true)
+		if away, denied := g.Trouble(); denied != nil || away == nil || away.Since.Before(since) {
+			t.Errorf("hangs since %s: denied %v, away %v", since, denied, away)
+		}
+		two.watches[0].Stop()
+		two.set(func() { two.err = errors.New("connection refused") })
+		time.Sleep(time.Second)
+		rung("a watch ended", true)
+		away, _ := g.Trouble()
+		if _, later, _, err := f.State(); err == nil || away == nil || !away.Since.Before(later) {
+			t.Errorf("a watch failed after that, at %s (%v): away %v", later, err, away)
+		}
+		two.set(func() { two.err = nil })
+		hangs.Store(false)
+		time.Sleep(5 * time.Second)
+		rung("it answers", true)
+		if away, denied := g.Trouble(); denied != nil || away != nil {
+			t.Errorf("it answers: denied %v, away %v", denied, away)
 		}
 	})
 }

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 )
@@ -42,16 +43,16 @@ func TestFeedOnAServer(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	g := follow.NewGroup()
+	g := follow.NewGroup(ctx, nil)
 	f := follow.Join(ctx, g, follow.Of("configmaps", read, client.CoreV1().ConfigMaps(ns), metav1.ListOptions{LabelSelector: "kind=wanted"}),
 		func(o runtime.Object) string { return o.(*corev1.ConfigMap).Name })
-	until := func(what string, ok func(names []string, away error) bool) {
+	until := func(what string, ok func(names []string, away *cluster.Unanswered) bool) {
 		t.Helper()
 		late := time.After(30 * time.Second)
 		for {
 			names, _ := f.In("")
 			slices.Sort(names)
-			_, away := g.Trouble()
+			away, _ := g.Trouble()
 			if g.Ready() && ok(names, away) {
 				return
 			}
@@ -62,8 +63,8 @@ func TestFeedOnAServer(t *testing.T) {
 			}
 		}
 	}
-	has := func(want ...string) func(names []string, away error) bool {
-		return func(names []string, away error) bool { return slices.Equal(names, want) && away == nil }
+	has := func(want ...string) func(names []string, away *cluster.Unanswered) bool {
+		return func(names []string, away *cluster.Unanswered) bool { return slices.Equal(names, want) && away == nil }
 	}
 	until("the list", has("a"))
 	put("b", "wanted")
@@ -72,7 +73,7 @@ func TestFeedOnAServer(t *testing.T) {
 	r.MarkAudit()
 	away := p.Inject(kuberig.Fault{Status: http.StatusServiceUnavailable})
 	p.CutWatches()
-	until("the cut", func(_ []string, away error) bool { return away != nil })
+	until("the cut", func(_ []string, away *cluster.Unanswered) bool { return away != nil })
 	put("c", "wanted")
 	if err := maps.Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -85,7 +86,7 @@ func TestFeedOnAServer(t *testing.T) {
 		}
 	}
 
-	none := follow.Join(ctx, follow.NewGroup(), follow.Of("secrets", read, client.CoreV1().Secrets(ns), metav1.ListOptions{}), func(o runtime.Object) runtime.Object { return o })
+	none := follow.Join(ctx, follow.NewGroup(ctx, nil), follow.Of("secrets", read, client.CoreV1().Secrets(ns), metav1.ListOptions{}), func(o runtime.Object) runtime.Object { return o })
 	if err := none.Ready(ctx); !apierrors.IsForbidden(err) {
 		t.Errorf("without the right: %v", err)
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 )
 
 // health is how the sources fare. It is told in the log when it turns, not at
@@ -93,6 +95,15 @@ func (h *health) heard(source, verb string, err error) {
 	f.err = err
 	h.failing[key] = f
 	h.turn()
+}
+
+// pulse takes whether the API server answers anybody at all.
+func (h *health) pulse(silent *cluster.Unanswered) {
+	var err error
+	if silent != nil {
+		err = silent
+	}
+	h.heard("/readyz", "get", err)
 }
 
 // turn tells once that the API server went, and once that it is back.

@@ -73,7 +73,7 @@ func (i *Inventory) run(ctx context.Context, o *Options, client kubernetes.Inter
 		from("daemonsets.apps", apps.DaemonSets(""), nil, newFeed(m, stripDaemonSet, m.applyWorkload, once("daemonsets.apps"))),
 		from("poddisruptionbudgets.policy", client.PolicyV1().PodDisruptionBudgets(""), nil, newFeed(m, stripBudget, m.applyBudget, once("poddisruptionbudgets.policy"))),
 		from("configmaps", client.CoreV1().ConfigMaps(o.Cluster.Namespace), reports, newFeed(m, m.stripHost, m.applyHost, once("configmaps"))),
-		from("pods", client.CoreV1().Pods(""), running, newFeed(m, stripPod, m.applyPod, once("pods"))),
+		from("pods", client.CoreV1().Pods(""), running, newFeed(m, m.stripPod, m.applyPod, once("pods"))),
 	}
 	for _, s := range sources {
 		i.done.Go(func() { s.run(ctx, h) })
@@ -86,7 +86,7 @@ func (i *Inventory) run(ctx context.Context, o *Options, client kubernetes.Inter
 		m.settle()
 	}()
 	i.done.Go(func() { i.tick(ctx) })
-	i.done.Go(func() { o.Cluster.Pulse(ctx, func(err error) { h.heard("/readyz", "get", err) }) })
+	i.done.Go(func() { o.Cluster.Pulse.Tell(ctx, h.pulse) })
 }
 
 func (i *Inventory) tick(ctx context.Context) {

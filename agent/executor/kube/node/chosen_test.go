@@ -78,7 +78,7 @@ func openFake(t *testing.T, client *fake.Clientset) *cluster.Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Client = client
+	c.Client, c.Pulse = client, nil
 	return c
 }
 

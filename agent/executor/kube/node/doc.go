@@ -56,9 +56,9 @@
 // # What nobody says
 //
 // A watch over a connection that is dead is as silent as one that has nothing to
-// tell. So an API server that has said nothing to a waiting drain for some seconds is
-// asked with one cheap read for all drains of the agent: within 10 s they say that
-// it does not answer, instead of naming a kubelet that nobody can hear.
+// tell. So a drain that waits listens to the API server's pulse (package cluster):
+// within some 10 s it says that it does not answer, instead of naming a kubelet that
+// nobody can hear.
 //
 // # Why the judging is our own
 //

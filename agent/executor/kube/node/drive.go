@@ -85,6 +85,7 @@ func (e *drainer) newDrive(t *executor.Task, s *session, p payload, gone bool) *
 func (e *drainer) driven(ctx context.Context, d *drive) executor.Outcome {
 	e.drives.Add(1)
 	defer d.close()
+	defer e.c.Pulse.Listen()()
 	return d.orphaned(d.run(ctx))
 }
 
@@ -243,9 +244,6 @@ func (d *drive) issue(ctx context.Context, k call) {
 func (d *drive) take(r result) {
 	now := d.c.Now()
 	p := r.p
-	if r.issued && r.stop == nil && r.reply.Category != cluster.Timeout && answered(r.reply.Err) {
-		d.pulse.hear(time.Now())
-	}
 	d.inFlight--
 	p.inFlight = false
 	if r.found != nil {

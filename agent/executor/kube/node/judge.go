@@ -57,7 +57,7 @@ func (p payload) judge(pods []*corev1.Pod, orphans map[types.UID]bool) []verdict
 			v.code, v.why = "orphaned_daemonset_pod", fmt.Sprintf("pod %s is of DaemonSet %s, which is gone: nothing would start it again", key(pod), owner.Name)
 		case owner == nil && !p.Force:
 			v.code, v.why = "unmanaged_pod", fmt.Sprintf("pod %s has no controller: nothing would start it again", key(pod))
-		case hasLocalData(pod) && !p.DeleteEmptyDirData:
+		case HasLocalData(pod) && !p.DeleteEmptyDirData:
 			v.code, v.why = "local_data", fmt.Sprintf("pod %s keeps data in an emptyDir, which would be lost", key(pod))
 		}
 		v.unmanaged = owner == nil || daemon
@@ -116,14 +116,19 @@ func isDaemonSet(o *metav1.OwnerReference) bool {
 // https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md#what-types-of-pods-can-prevent-ca-from-removing-a-node
 const AnnotationScratch = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
-// hasLocalData tells whether the pod keeps data in an emptyDir that is not known to
-// be scratch.
-func hasLocalData(p *corev1.Pod) bool {
+// HasLocalData tells whether the pod keeps data in an emptyDir that is not known to
+// be scratch: the one rule of local data, for drains of nodes and of devices and for
+// what the inventory tells. One in memory is what processes share, and does not
+// outlast the machine's next start either; the cluster autoscaler does not count it.
+// https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/utils/drain/drain.go
+func HasLocalData(p *corev1.Pod) bool {
 	scratch := map[string]bool{}
 	for name := range strings.SplitSeq(p.Annotations[AnnotationScratch], ",") {
 		scratch[strings.TrimSpace(name)] = true
 	}
-	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.EmptyDir != nil && !scratch[v.Name] })
+	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.EmptyDir != nil && v.EmptyDir.Medium != corev1.StorageMediumMemory && !scratch[v.Name]
+	})
 }
 
 func hasPreStop(p *corev1.Pod) bool {

@@ -73,6 +73,17 @@ func (d *drive) look(ctx context.Context) (*look, *executor.Outcome) {
 	return l, nil
 }
 
+// feel says that the API server does not answer, if it does not. Nothing is known of
+// any pod then.
+func (d *drive) feel(l *look) {
+	_, l.pulse = d.c.Pulse.State()
+	if away, _ := follow.Trouble(d.c.Pulse, d.s.pods); away != nil {
+		l.away = true
+		b := away.Blocker()
+		l.hold(b.Code, b.Resource, b.Rule, b.Detail, nil)
+	}
+}
+
 // lookNode watches the node once the drive lasts.
 func (d *drive) lookNode(ctx context.Context, l *look) *executor.Outcome {
 	s := d.s

@@ -167,11 +167,11 @@ func (e *drainer) previewDrain(ctx context.Context, r protocol.PreviewRequest) (
 	if err == nil {
 		return append(append(missing, blockers...), sv.hurried(n, p, time.Duration(r.DeadlineMS)*time.Millisecond)...), nil
 	}
-	switch list, so := lacks(a, err); {
-	case so && len(missing) > 0: // the same, asked in another way
+	switch denied := cluster.Denied("node/"+n.Name, err); {
+	case denied != nil && len(missing) > 0: // the same, asked in another way
 		return missing, nil
-	case so:
-		return list, nil
+	case denied != nil:
+		return []protocol.Blocker{*denied}, nil
 	}
 	return nil, fmt.Errorf("preview %s: %w", r.Type, err)
 }

@@ -17,15 +17,6 @@ func previewed(r protocol.PreviewRequest) *protocol.Assignment {
 	return &protocol.Assignment{Operation: r.ID, Type: r.Type, TargetUID: r.TargetUID, TargetName: r.TargetName, NodeName: r.NodeName, Payload: r.Payload}
 }
 
-// lacks words, as what stands in the way, that the agent's role lacks a right; false:
-// err is of another kind.
-func lacks(a *protocol.Assignment, err error) ([]protocol.Blocker, bool) {
-	if o := broken(err); o.ErrorCode == "forbidden" {
-		return []protocol.Blocker{{Code: o.ErrorCode, Resource: "node/" + nodeName(a), Rule: "rbac", Detail: o.Detail}}, true
-	}
-	return nil, false
-}
-
 // rightsTo asks which of the rights to change the cluster are missing: no read of a
 // preview would meet that.
 func (e *nodes) rightsTo(ctx context.Context, a *protocol.Assignment, rights ...cluster.Right) ([]protocol.Blocker, error) {
@@ -36,8 +27,7 @@ func (e *nodes) rightsTo(ctx context.Context, a *protocol.Assignment, rights ...
 			return nil, fmt.Errorf("preview %s: %w", a.Type, err)
 		}
 		if !has {
-			list = append(list, protocol.Blocker{Code: "forbidden", Resource: "node/" + nodeName(a), Rule: "rbac",
-				Detail: fmt.Sprintf("the agent's role lacks the right to %s, which it needs %s", r, r.Why)})
+			list = append(list, *r.Missing("node/" + nodeName(a)))
 		}
 	}
 	return list, nil
@@ -52,10 +42,10 @@ func (e *nodes) has(ctx context.Context, r cluster.Right) (bool, error) {
 // previewNode reads the node; nil: the blockers say why it cannot be acted on.
 func (e *nodes) previewNode(ctx context.Context, a *protocol.Assignment) (*corev1.Node, []protocol.Blocker, error) {
 	n, code, detail, err := e.read(ctx, a)
+	if denied := cluster.Denied("node/"+nodeName(a), err); denied != nil {
+		return nil, []protocol.Blocker{*denied}, nil
+	}
 	if err != nil {
-		if list, so := lacks(a, err); so {
-			return nil, list, nil
-		}
 		return nil, nil, fmt.Errorf("preview %s: %w", a.Type, err)
 	}
 	if code != "" {

@@ -131,7 +131,6 @@ type drainer struct {
 	// send is post, but for tests.
 	send   func(ctx context.Context, ev *policyv1.Eviction) error
 	drives atomic.Int64 // under way
-	pulse  pulse
 
 	mu       sync.Mutex
 	sessions map[string]*session

@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -40,14 +42,16 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 	moving := func(a *storagev1.VolumeAttachment) bool {
 		return a.Spec.NodeName == s.node.Name && (a.Spec.Source.PersistentVolumeName == nil || !stay[*a.Spec.Source.PersistentVolumeName])
 	}
+	defer e.c.Pulse.Listen()()
 	for {
-		_, since, _, failed := feed.State()
-		if apierrors.IsForbidden(failed) {
-			return broken(failed)
+		_, beat := e.c.Pulse.State()
+		away, denied := follow.Trouble(e.c.Pulse, feed)
+		if denied != nil {
+			return broken(denied)
 		}
 		attached, changed := feed.In(s.node.Name)
 		attached = slices.DeleteFunc(attached, func(a *storagev1.VolumeAttachment) bool { return !moving(a) })
-		if len(attached) == 0 && failed == nil { // by a watch that may be behind: what it shows proves nothing
+		if len(attached) == 0 && away == nil { // by a watch that may be behind: what it shows proves nothing
 			if attached, err = e.readAttached(ctx, moving); err != nil {
 				return broken(err)
 			}
@@ -65,16 +69,14 @@ func (e *drainer) awaitDetach(ctx context.Context, t *executor.Task, s *session,
 		if len(attached) > 0 {
 			message += ": " + attachedWhy(attached[0])
 		}
-		e.pulse.hear(feed.LastHeard())
-		silent, again, beat := e.silence(s.node.Name, since, failed)
 		code := "volume_attached"
-		if silent != "" {
-			code, message = "api_unavailable", done.Detail+"; "+silent
-			list = slices.Insert(list, 0, protocol.Blocker{Code: code, Resource: "cluster", Rule: "api_server", Detail: silent})
+		if away != nil {
+			code, message = cluster.CodeUnavailable, done.Detail+"; "+away.Error()
+			list = slices.Insert(list, 0, away.Blocker())
 		}
 		t.Blocked(ahead(t, payload{}, list))
 		t.Progress(0, len(attached), "volumes", message)
-		timer := time.NewTimer(min(heartbeat, again))
+		timer := time.NewTimer(heartbeat)
 		select {
 		case <-changed:
 		case <-beat:
