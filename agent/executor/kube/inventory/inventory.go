@@ -48,6 +48,8 @@ type Options struct {
 	Namespaces map[string][]string
 	// Cordon tells who closed a node that is unschedulable.
 	Cordon func(node *corev1.Node) *protocol.Cordon
+	// LocalData tells whether a drain would lose data with the pod; nil: never.
+	LocalData func(pod *corev1.Pod) bool
 	// Judge tells what a drain of the node would meet; nil: nothing is told. The
 	// objects are rebuilt from what is kept of them (see rebuild.go) and must not
 	// be kept or changed.

@@ -34,9 +34,18 @@ func TestJudgedAsTheWholeObjects(t *testing.T) {
 		"local": owned(aPod("local", "n", ""), "StatefulSet"), "final": owned(aPod("final", "n", ""), "Job"), "stopping": owned(aPod("stopping", "n", ""), "Job"),
 		"guarded": ready(aPod("guarded", "n", "d")), "twice": ready(aPod("twice", "n", "d")), "unready": aPod("unready", "n", "d"),
 		"tolerates": owned(aPod("tolerates", "n", ""), "Job"), "all": owned(aPod("all", "n", ""), "Job"), "pending": aPod("pending", "n", "d"), "free": ready(aPod("free", "n", "d")),
+		"scratch": owned(aPod("scratch", "n", ""), "StatefulSet"), "part": owned(aPod("part", "n", ""), "StatefulSet"), "shm": owned(aPod("shm", "n", ""), "StatefulSet"),
 	}
 	pods["mirror"].Annotations[corev1.MirrorPodAnnotationKey] = "x"
 	pods["local"].Spec.Volumes = []corev1.Volume{{Name: "a"}, {Name: "b", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+	disk := func(name string) corev1.Volume {
+		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
+	}
+	pods["scratch"].Spec.Volumes, pods["part"].Spec.Volumes = []corev1.Volume{disk("tmp"), disk("cache")}, []corev1.Volume{disk("tmp"), disk("books")}
+	pods["shm"].Spec.Volumes = []corev1.Volume{{Name: "shm", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}}
+	for _, name := range []string{"scratch", "part"} {
+		pods[name].Annotations[nodeop.AnnotationScratch] = "tmp, cache"
+	}
 	pods["final"].Finalizers = []string{"example.com/x", "batch.kubernetes.io/job-tracking"}
 	at := metav1.NewTime(now)
 	pods["stopping"].DeletionTimestamp, pods["stopping"].DeletionGracePeriodSeconds = &at, &grace
@@ -55,7 +64,7 @@ func TestJudgedAsTheWholeObjects(t *testing.T) {
 	var asked []*corev1.Pod
 	var guards []*policyv1.PodDisruptionBudget
 	var got []protocol.Blocker
-	w := newWorld(Options{JudgeEvery: time.Second, Judge: func(n *corev1.Node, p []*corev1.Pod, b []*policyv1.PodDisruptionBudget) []protocol.Blocker {
+	w := newWorld(Options{JudgeEvery: time.Second, LocalData: nodeop.HasLocalData, Judge: func(n *corev1.Node, p []*corev1.Pod, b []*policyv1.PodDisruptionBudget) []protocol.Blocker {
 		asked, guards = p, b
 		got = nodeop.Blockers(func() time.Time { return now })(n, p, b)
 		return got

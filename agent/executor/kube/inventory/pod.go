@@ -48,7 +48,7 @@ const (
 // running leaves out pods that have ended: they hold no devices and never block.
 func running(o *metav1.ListOptions) { o.FieldSelector = "status.phase!=Succeeded,status.phase!=Failed" }
 
-func stripPod(obj any) (*pod, bool) {
+func (m *model) stripPod(obj any) (*pod, bool) {
 	o, ok := obj.(*corev1.Pod)
 	if !ok || o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed {
 		return nil, false
@@ -63,9 +63,7 @@ func stripPod(obj any) (*pod, bool) {
 			p.ready = c.Status == corev1.ConditionTrue
 		}
 	}
-	for i := range o.Spec.Volumes {
-		p.localData = p.localData || o.Spec.Volumes[i].EmptyDir != nil
-	}
+	p.localData = m.opts.LocalData != nil && m.opts.LocalData(o)
 	_, p.mirror = o.Annotations[corev1.MirrorPodAnnotationKey]
 	p.staysCordoned = slices.ContainsFunc(o.Spec.Tolerations, func(t corev1.Toleration) bool {
 		return t.Effect != corev1.TaintEffectNoExecute && t.Effect != corev1.TaintEffectPreferNoSchedule &&

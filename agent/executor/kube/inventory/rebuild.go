@@ -18,9 +18,9 @@ import (
 // What a judge is given is made anew of what is kept: of a node its name, UID,
 // labels that are reported, spec.unschedulable and the Ready condition; of a pod
 // its metadata (labels, controller, finalizers, deletion, the mirror annotation),
-// whether it has local data (one emptyDir volume stands for all), its priority,
-// whether it tolerates the cordon, its phase and the Ready condition; of a budget
-// the spec, the counts of its status and why its pods cannot be counted.
+// whether it has data that a drain loses (one emptyDir volume stands for all), its
+// priority, whether it tolerates the cordon, its phase and the Ready condition; of
+// a budget the spec, the counts of its status and why its pods cannot be counted.
 
 func (s *nodeState) rebuild() *corev1.Node {
 	status := corev1.ConditionFalse

@@ -73,7 +73,7 @@ func newWorld(o Options) *world {
 	m := newModel(&o, c.now)
 	w := &world{model: m, hands: c, version: 100}
 	w.nodes = newFeed(m, m.stripNode, m.applyNode, nil)
-	w.pods = newFeed(m, stripPod, m.applyPod, nil)
+	w.pods = newFeed(m, m.stripPod, m.applyPod, nil)
 	w.deployments = newFeed(m, stripDeployment, m.applyWorkload, nil)
 	w.sets = newFeed(m, stripStatefulSet, m.applyWorkload, nil)
 	w.daemons = newFeed(m, stripDaemonSet, m.applyWorkload, nil)

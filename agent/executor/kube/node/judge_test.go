@@ -93,6 +93,10 @@ func TestJudge(t *testing.T) {
 		{name: "owned but not controlled", pod: aPod("a", func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }), want: "evict unmanaged_pod"},
 		{name: "unmanaged and force", pod: aPod("a", ownedBy("")), payload: `{"force":true}`, want: "evict "},
 		{name: "local data", pod: aPod("a", emptyDir), want: "evict local_data"},
+		{name: "shared memory", pod: aPod("a", func(p *corev1.Pod) {
+			emptyDir(p)
+			p.Spec.Volumes[0].EmptyDir.Medium = corev1.StorageMediumMemory
+		}), want: "evict "},
 		{name: "scratch", pod: aPod("a", emptyDir, scratch("v")), want: "evict "},
 		{name: "scratch among others", pod: aPod("a", emptyDir, scratch("tmp, v,cache")), want: "evict "},
 		{name: "another volume is scratch", pod: aPod("a", emptyDir, scratch("vv")), want: "evict local_data"},
