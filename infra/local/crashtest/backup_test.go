@@ -69,13 +69,14 @@ func TestBackup(t *testing.T) {
 		t.Fatal("the restored ledger has no operations")
 	}
 	for _, o := range before {
-		if o.CreatedAt.After(taken) {
+		goesOn := o.Parent != nil && o.CreatedAt.After(restarted) // a plan of the copy makes its next child
+		if o.CreatedAt.After(taken) && !goesOn {
 			t.Errorf("operation %s was created after the backup", o.ID)
 		}
 	}
-	c.idle(30 * time.Second)
+	c.idle(2 * time.Minute)
 	nodes := c.things("nodes", 40)
-	if o := c.finish(c.create(request{Type: "node.uncordon", Target: nodes[1].ID, Reason: "goes on", Payload: map[string]any{"take_over": true}}).ID, 30*time.Second); o.Phase != operation.Succeeded {
+	if o := c.finish(c.create(request{Type: "node.uncordon", Target: nodes[1].ID, Reason: "goes on", Payload: map[string]any{"take_over": true}}).ID, time.Minute); o.Phase != operation.Succeeded {
 		t.Errorf("it is %s: %+v", o.Phase, o.Result)
 	}
 	// A copy goes back in time: what was live in it and was done since may be done
@@ -116,7 +117,7 @@ func TestPlaneAway(t *testing.T) {
 	nodes := c.things("nodes", 2)
 	long := c.create(drain(c)) // its pods take longer than the lease
 	quick := c.create(request{Type: "node.cordon", Target: other(nodes).ID, Reason: "quick"})
-	c.until(long.ID, 10*time.Second, "at the evictions", func(o op) bool {
+	c.until(long.ID, time.Minute, "at the evictions", func(o op) bool {
 		return o.step("evict") == operation.StepRunning || o.step("wait") == operation.StepRunning
 	})
 	p.kill()
@@ -132,7 +133,7 @@ func TestPlaneAway(t *testing.T) {
 	}
 	p.start()
 	for _, id := range []string{long.ID, quick.ID} {
-		if o := c.finish(id, 40*time.Second); o.Phase != operation.Succeeded {
+		if o := c.finish(id, 2*time.Minute); o.Phase != operation.Succeeded {
 			t.Errorf("%s is %s: %+v", o.Type, o.Phase, o.Result)
 		}
 	}

@@ -52,7 +52,7 @@ func (a answer) code() string {
 
 // call sends one request. key, if given, is its idempotency key.
 func (c *client) call(method, path string, body any, key string) answer {
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var rd io.Reader
 	if body != nil {
@@ -233,7 +233,7 @@ func (c *client) things(kind string, n int) []thing {
 // thingsOf does so in one cluster.
 func (c *client) thingsOf(kind, cluster string, n int) []thing {
 	c.t.Helper()
-	end := time.Now().Add(30 * time.Second)
+	end := time.Now().Add(time.Minute)
 	path := "/v1/" + kind
 	if cluster != "" {
 		path += "?cluster=" + cluster
@@ -244,7 +244,7 @@ func (c *client) thingsOf(kind, cluster string, n int) []thing {
 			return all
 		}
 		if time.Now().After(end) {
-			c.t.Fatalf("%d %s after 30 s, want %d", len(all), kind, n)
+			c.t.Fatalf("%d %s after a minute, want %d", len(all), kind, n)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

@@ -75,8 +75,8 @@ func TestCrash(t *testing.T) {
 	stopDriving()
 	drivers.Wait()
 	loaded := time.Since(began)
-	c.idle(11*time.Second + short.lease + short.call + 15*time.Second)
-	if !r.caughtUp(20 * time.Second) {
+	c.idle(11*time.Second + short.lease + short.call + time.Minute)
+	if !r.caughtUp(time.Minute) {
 		t.Error("the reader of events does not come to the end of the streams")
 	}
 	stopReading()
@@ -85,7 +85,7 @@ func TestCrash(t *testing.T) {
 	p.check(c, l, r)
 	p.cordonAll(c, l.targets.nodes)
 	p.verify(p.data)
-	if code, took := p.term(10 * time.Second); code != 0 {
+	if code, took := p.term(30 * time.Second); code != 0 {
 		t.Errorf("exit code %d after %s", code, took)
 	}
 	p.verify(p.data)
@@ -322,7 +322,7 @@ func (p *plane) cordonAll(c *client, nodes []thing) {
 		ids = append(ids, o.ID)
 	}
 	for _, id := range ids {
-		if o := c.finish(id, 30*time.Second); o.Phase != operation.Succeeded {
+		if o := c.finish(id, 2*time.Minute); o.Phase != operation.Succeeded {
 			p.t.Errorf("cordon %s of an idle node is %s: %+v", id, o.Phase, o.Result)
 		}
 	}

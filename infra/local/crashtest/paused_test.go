@@ -17,7 +17,7 @@ import (
 // while, and GPUs that take their time to reset.
 const slowWorld = `
 cluster: slow
-speeds: {call: 250ms, stop: 400ms, start: 200ms, reset: 1500ms}
+speeds: {call: 250ms, stop: 400ms, start: 200ms, reset: 4s}
 nodes:
   - name: busy
     gpus: 2
@@ -52,7 +52,7 @@ func TestPausedAgent(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			p := newPlane(t, short.flags()...)
+			p := newPlane(t, steady.flags()...)
 			p.start()
 			c := p.client()
 			_, token := p.cluster(c, "slow")
@@ -64,7 +64,7 @@ func TestPausedAgent(t *testing.T) {
 			c.things("nodes", 2)
 			c.things("devices", 4)
 			o := c.create(tc.request(c))
-			c.until(o.ID, 20*time.Second, "in the middle", func(o op) bool {
+			c.until(o.ID, time.Minute, "in the middle", func(o op) bool {
 				effects, err := sim.ReadEffects(state)
 				return err == nil && tc.mid(o, effects)
 			})
@@ -72,18 +72,18 @@ func TestPausedAgent(t *testing.T) {
 			stopped := time.Now()
 			second := p.startAgent("second", token, scenario, state)
 			taken := func(o op) bool { return o.Phase.Terminal() || len(o.Assignments) > 1 }
-			o = c.until(o.ID, 20*time.Second, "taken over", taken)
+			o = c.until(o.ID, time.Minute, "taken over", taken)
 			if o.Phase.Terminal() && len(o.Assignments) == 1 {
 				t.Fatalf("it ended under the first agent: %+v", o.Result)
 			}
-			if at := o.Assignments[1].From; at.Sub(stopped) < short.call {
+			if at := o.Assignments[1].From; at.Sub(stopped) < steady.call {
 				t.Errorf("the second agent took over %s after the first was stopped", at.Sub(stopped))
 			}
 			if !tc.wakeMid {
-				c.finish(o.ID, 30*time.Second)
+				c.finish(o.ID, 2*time.Minute)
 			}
 			first.signal(syscall.SIGCONT)
-			o = c.finish(o.ID, 30*time.Second)
+			o = c.finish(o.ID, 2*time.Minute)
 			if o.Phase != operation.Succeeded {
 				t.Errorf("it is %s: %+v", o.Phase, o.Result)
 			}
