@@ -40,7 +40,7 @@ func hold(t *testing.T, db *DB) (release func()) {
 // queued waits until n commits wait.
 func queued(t *testing.T, db *DB, n int) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); db.Stats().Queued != n; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); db.Stats().Queued != n; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d commits wait, want %d", db.Stats().Queued, n)
 		}
