@@ -277,7 +277,7 @@ func TestSlowClient(t *testing.T) {
 func TestStreamOverHTTP2(t *testing.T) {
 	t.Parallel()
 	p := setup(t)
-	p.api.streaming.patience, p.api.streaming.alive = 400*time.Millisecond, 900*time.Millisecond
+	p.api.streaming.patience, p.api.streaming.alive = 1500*time.Millisecond, 2*time.Second
 	srv := httptest.NewUnstartedServer(p.api)
 	srv.EnableHTTP2 = true
 	srv.StartTLS()
