@@ -10,12 +10,16 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"time"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
+
+	"github.com/opsplane/opsplane/shared/operation"
 )
 
 // value is a parsed value with its place. YAML and JSON are both brought into
@@ -47,9 +51,16 @@ func ParseRule(data []byte) (*Rule, error) {
 // Decode reads YAML or JSON of at most MaxRuleBytes into a struct with JSON tags,
 // strictly: unknown fields, repeated keys, aliases and values of other types are
 // Faults.
+//
+// A byte order mark, which editors put before a text, says nothing in UTF-8 (RFC
+// 3629, section 6) and is passed over.
 func Decode(data []byte, into any) error {
 	if len(data) > MaxRuleBytes {
 		return Faults{{Code: CodeRange, Detail: fmt.Sprintf("has %d bytes, the limit is %d", len(data), MaxRuleBytes)}}
+	}
+	data = bytes.TrimPrefix(data, []byte("\ufeff"))
+	if !utf8.Valid(data) {
+		return Faults{{Code: CodeSyntax, Detail: "is not UTF-8"}}
 	}
 	read := readYAML
 	if t := bytes.TrimLeft(data, " \t\r\n"); len(t) > 0 && t[0] == '{' {
@@ -273,6 +284,16 @@ func fill(v *value, to reflect.Value, pointer string, f *Faults) {
 	}
 	if v.kind == "null" {
 		return // as if it were not there
+	}
+	if t, ok := to.Addr().Interface().(*time.Time); ok { // its own text is of Go's layouts
+		if v.kind != "string" {
+			wrong("an RFC 3339 timestamp such as 2026-11-29T12:00:00Z")
+		} else if at, err := operation.ParseTime(v.text); err != nil {
+			*f = append(*f, Fault{pointer, v.line, v.column, CodeFormat, err.Error()})
+		} else {
+			*t = at
+		}
+		return
 	}
 	if t, ok := to.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		if v.kind != "string" {
