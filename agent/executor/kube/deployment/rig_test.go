@@ -135,6 +135,13 @@ func (l *lease) blockers() []protocol.Blocker {
 	return l.blocked[len(l.blocked)-1]
 }
 
+// count is how often it was told how far it is.
+func (l *lease) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.progress)
+}
+
 func (l *lease) run(ctx context.Context, step string) executor.Outcome {
 	return l.typ.Steps[step].Execute(ctx, l.task(step))
 }

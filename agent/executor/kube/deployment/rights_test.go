@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -140,7 +141,29 @@ func TestRollOutlivesTheAPIServer(t *testing.T) {
 	s.must(l, "preflight", "restart")
 	waited := make(chan executor.Outcome, 1)
 	go func() { waited <- l.run(s.ctx(), "wait") }()
-	<-l.told
+	// It waits on its watches once each of them has brought something.
+	note := []byte(`{"metadata":{"annotations":{"example.com/note":"1"}}}`)
+	for ; l.count() < 2; <-l.told { // it has read, and then listed
+	}
+	for _, touch := range []func() error{
+		func() (err error) {
+			for name := range s.pods("web") {
+				_, err = s.admin.CoreV1().Pods(s.ns).Patch(s.ctx(), name, types.MergePatchType, note, metav1.PatchOptions{})
+			}
+			return err
+		},
+		func() error {
+			_, err := s.admin.AppsV1().Deployments(s.ns).Patch(s.ctx(), "web", types.MergePatchType, note, metav1.PatchOptions{})
+			return err
+		},
+	} {
+		before := l.count()
+		if err := touch(); err != nil {
+			t.Fatal(err)
+		}
+		for ; l.count() == before; <-l.told {
+		}
+	}
 	away := func(b protocol.Blocker) bool { return b.Code == cluster.CodeUnavailable }
 	r.Stop(kuberig.APIServer)
 	silent := time.Now()
