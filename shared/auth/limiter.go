@@ -63,6 +63,12 @@ func (l *Limiter) rate() float64 {
 	return DefaultRate
 }
 
+// MaxRate is how many requests a second it allows.
+func (l *Limiter) MaxRate() float64 { return l.rate() }
+
+// MaxWaits is how many open waits it allows.
+func (l *Limiter) MaxWaits() int { return l.waits() }
+
 func (l *Limiter) waits() int {
 	if l.Waits > 0 {
 		return l.Waits

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"reflect"
 	"strings"
 
 	"github.com/opsplane/opsplane/shared/auth"
@@ -62,16 +63,28 @@ func agentCall[In, Out any](a *API, name string, call func(context.Context, stri
 // agentCluster is the one cluster of an agent's token.
 func (rq *request) agentCluster() string { return firstOf(rq.principal.Clusters) }
 
-// decode reads a body that is one JSON value without unknown fields.
+// decode reads a body that is one JSON value without unknown fields. encoding/json
+// gives up on a body that is nested 10,000 levels deep somewhere; that is cut, so that
+// what is nested so is refused by itself, and the rest is not.
 func decode(r *http.Request, v any) error {
 	b := requestOf(r.Context()).body
 	if len(b) == 0 {
 		return problem.New(problem.Malformed, "a body is required")
 	}
+	err := decodeStrict(b, v)
+	if err != nil {
+		if cut, deep := shallow(b, cutLevels); deep {
+			err = decodeStrict(cut, v)
+		}
+	}
+	return err
+}
+
+func decodeStrict(b []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return badJSON(err)
+		return badJSON(b, reflect.TypeOf(v), err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return problem.New(problem.Malformed, "the body holds more than one JSON value")
@@ -79,17 +92,17 @@ func decode(r *http.Request, v any) error {
 	return nil
 }
 
-// unknownField begins the text of encoding/json's error for which it has no type.
-const unknownField = "json: unknown field "
-
-func badJSON(err error) *problem.Problem {
-	if t, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return problem.New(problem.Invalid, "%s has the wrong type", t.Field).
-			WithField(problem.Pointer(strings.Split(t.Field, ".")...), "type", "must be %s, is %s", t.Type, t.Value)
-	}
-	if name, ok := strings.CutPrefix(err.Error(), unknownField); ok {
-		name = strings.Trim(name, `"`)
-		return problem.New(problem.Invalid, "%s is not a field of the body", name).WithField(problem.Pointer(name), "unknown_field", "is not a field of this object")
+// badJSON is the problem of a body that could not be read into the type for err.
+func badJSON(b []byte, t reflect.Type, err error) *problem.Problem {
+	var value json.RawMessage
+	if json.NewDecoder(bytes.NewReader(b)).Decode(&value) == nil {
+		if m, found := misfitOf(value, t, "", true); found {
+			code := "type"
+			if m.must == "" {
+				code = "unknown_field"
+			}
+			return problem.New(problem.Invalid, "%s", strings.TrimPrefix(m.pointer+" ", " ")+m.says()).WithField(m.pointer, code, "%s", m.says())
+		}
 	}
 	return problem.New(problem.Malformed, "the body is not JSON: %v", err)
 }

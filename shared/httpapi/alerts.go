@@ -77,6 +77,9 @@ func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 	if f.Until, err = parseTime("until", in.Until); err != nil {
 		return nil, err
 	}
+	if err = between("since", f.Since, "until", f.Until); err != nil {
+		return nil, err
+	}
 	switch {
 	case in.Cluster != "":
 		stream, err := a.streamParam(ctx, rq, in.Cluster)
@@ -87,7 +90,11 @@ func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {
 	case len(rq.principal.Clusters) > 0:
 		f.Streams = rq.principal.Clusters
 	}
-	key := listKey("alerts", append(append([]string{in.Rule, in.Cluster, stamp(f.Since), stamp(f.Until)}, words(in.State)...), f.Severities...)...)
+	parts := []string{in.Rule, in.Cluster, stamp(f.Since), stamp(f.Until)}
+	for _, s := range f.States {
+		parts = append(parts, string(s))
+	}
+	key := listKey("alerts", append(parts, f.Severities...)...)
 	place, err := decodeCursor(key, in.Cursor)
 	if err != nil {
 		return nil, err

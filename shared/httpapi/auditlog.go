@@ -58,6 +58,9 @@ func (a *API) listAudit(ctx context.Context, _ *request, in *auditInput) (*listO
 	if err != nil {
 		return nil, err
 	}
+	if err := between("since", since, "until", until); err != nil {
+		return nil, err
+	}
 	key := listKey("audit", in.Actor, in.Action, in.Resource, in.Refused, stamp(since), stamp(until))
 	place, err := decodeCursor(key, in.Cursor)
 	if err != nil {

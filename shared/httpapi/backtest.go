@@ -8,7 +8,6 @@ import (
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/operation"
-	"github.com/opsplane/opsplane/shared/problem"
 	"github.com/opsplane/opsplane/shared/react"
 )
 
@@ -22,7 +21,8 @@ type ruleTestBody struct {
 // ruleTestView is what the rule would have done.
 type ruleTestView struct {
 	react.Backtested
-	Alerts []alertView `json:"alerts" nullable:"false" doc:"Those that would have fired, as they stood at the end, in the order in which they began"`
+	Alerts   []alertView `json:"alerts" nullable:"false" doc:"Those that would have fired, or are pending at the end, as they stand then, in the order in which they began"`
+	Warnings []string    `json:"warnings" nullable:"false" doc:"What may be a slip in the rule"`
 }
 
 // testWeek is how far back a test looks by itself.
@@ -40,7 +40,7 @@ func (a *API) beginTest() (end func(), err error) {
 	case a.tests <- struct{}{}:
 		return func() { <-a.tests }, nil
 	default:
-		return nil, problem.New(problem.TooManyWaits, "%d rules are being tested already", maxTests).WithRetryAfter(maxTest / 4)
+		return nil, tooManyWaits("tests of rules", maxTests).WithRetryAfter(maxTest / 4)
 	}
 }
 
@@ -84,7 +84,12 @@ func (a *API) testRule(ctx context.Context, rq *request, _ *struct{ RawBody []by
 	if err != nil {
 		return nil, below("/rule", err)
 	}
-	v := ruleTestView{Backtested: out, Alerts: make([]alertView, len(out.Alerts))}
+	all, err := a.rulesSeen(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	b.Rule.Enabled = nil // it is judged as if it were
+	v := ruleTestView{Backtested: out, Alerts: make([]alertView, len(out.Alerts)), Warnings: warningsOf(&b.Rule, react.Plain(all))}
 	for i, x := range out.Alerts {
 		v.Alerts[i] = viewAlert(x)
 	}

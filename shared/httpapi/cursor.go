@@ -9,6 +9,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/problem"
 )
@@ -25,7 +27,7 @@ const (
 // part of a list's parameters that says which page.
 type PageInput struct {
 	Limit  int    `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"Items a page"`
-	Cursor string `query:"cursor" doc:"next_cursor of the page before, with the same other parameters"`
+	Cursor string `query:"cursor" doc:"next_cursor of the page before, with the same other parameters; empty, as absent: from the beginning"`
 }
 
 // listKey names a list and everything that says what is in it: a cursor of one
@@ -86,14 +88,36 @@ func parseTime(name, s string) (time.Time, error) {
 	return t, nil
 }
 
-// parseWait reads how long to wait; more than the limit means the limit.
-func (a *API) parseWait(ctx context.Context, s string) (time.Duration, error) {
+// between refuses a stretch of time that ends before it begins.
+func between(sinceName string, since time.Time, untilName string, until time.Time) error {
+	if since.IsZero() || until.IsZero() || !until.Before(since) {
+		return nil
+	}
+	return invalidParam("query", untilName, "range", "must not be before %s, which is %s", sinceName, stamp(since))
+}
+
+// waitParam reads the parameter that says how long to wait.
+func waitParam(s string, most time.Duration) (time.Duration, error) {
 	if s == "" {
 		return 0, nil
 	}
 	d, err := time.ParseDuration(s)
-	if err != nil || d < 0 {
-		return 0, invalidParam("query", "wait", "format", "must be a duration such as 30s")
+	if err != nil {
+		return 0, invalidParam("query", "wait", "format", "must be a duration such as 30s, at most %s", alert.Duration(most))
+	}
+	if d < 0 || d > most {
+		return 0, invalidParam("query", "wait", "range", "must be from 0s to %s", alert.Duration(most))
+	}
+	return d, nil
+}
+
+// parseWait reads how long to wait. The limit is everywhere the same; a plane whose
+// answers have to come sooner answers by then with what is current, which is how a
+// wait ends anyway.
+func (a *API) parseWait(ctx context.Context, s string) (time.Duration, error) {
+	d, err := waitParam(s, event.MaxWait)
+	if err != nil || d == 0 {
+		return 0, err
 	}
 	d = min(d, a.cfg.MaxWait)
 	if end, ok := ctx.Deadline(); ok { // it answers with what is current while it still can

@@ -78,7 +78,7 @@ type eventsInput struct {
 	Cluster  string   `query:"cluster" doc:"Id or name; plane is the plane's own"`
 	Since    string   `query:"since" doc:"RFC 3339, included"`
 	Until    string   `query:"until" doc:"RFC 3339, excluded"`
-	Wait     string   `query:"wait" doc:"How long to wait when nothing matches, such as 30s; with text/event-stream: how long the stream stays open"`
+	Wait     string   `query:"wait" doc:"How long to wait when nothing matches, such as 30s: at most 60s (on AWS it ends by 25s); with text/event-stream: how long the stream stays open, at most 1h"`
 	// LastEventID is what a client of text/event-stream saw last; it counts before
 	// the cursor, which is still in the URL that it was given.
 	LastEventID string `header:"Last-Event-ID" doc:"With text/event-stream: the id of the last event that was seen, instead of cursor"`
@@ -105,7 +105,6 @@ func (a *API) listEvents(ctx context.Context, rq *request, in *eventsInput) (*ev
 	if q.Wait, err = a.parseWait(ctx, in.Wait); err != nil {
 		return nil, err
 	}
-	q.Wait = min(q.Wait, event.MaxWait)
 	if q.Wait > 0 {
 		release, err := rq.wait()
 		if err != nil {
@@ -136,8 +135,11 @@ func (a *API) listEvents(ctx context.Context, rq *request, in *eventsInput) (*ev
 // eventsQuery reads what says which events are asked for, and from where; how
 // long to wait is the caller's.
 func (a *API) eventsQuery(ctx context.Context, rq *request, in *eventsInput) (event.Query, error) {
-	q := event.Query{Types: words(in.Type), Subject: in.Subject, Limit: in.Limit, Cursor: in.Cursor}
+	q := event.Query{Subject: in.Subject, Limit: in.Limit, Cursor: in.Cursor}
 	var err error
+	if q.Types, err = words("type", in.Type); err != nil {
+		return q, err
+	}
 	if q.Severities, err = oneOf("severity", in.Severity, event.Severities); err != nil {
 		return q, err
 	}
@@ -148,6 +150,9 @@ func (a *API) eventsQuery(ctx context.Context, rq *request, in *eventsInput) (ev
 		return q, err
 	}
 	if q.Until, err = parseTime("until", in.Until); err != nil {
+		return q, err
+	}
+	if err = between("since", q.Since, "until", q.Until); err != nil {
 		return q, err
 	}
 	if clusters := rq.principal.Clusters; len(clusters) > 0 && q.Cluster == "" {
@@ -170,11 +175,12 @@ func (a *API) streamParam(ctx context.Context, rq *request, name string) (string
 
 // oneOf reads a parameter of a list that names some of the known words.
 func oneOf[T ~string](name string, in []string, known []T) ([]T, error) {
-	if len(in) > 0 && len(words(in)) == 0 {
-		return nil, invalidParam("query", name, "empty", "names none")
+	ws, err := words(name, in)
+	if err != nil {
+		return nil, err
 	}
 	var out []T
-	for _, w := range words(in) {
+	for _, w := range ws {
 		if !slices.Contains(known, T(w)) {
 			all := make([]string, len(known))
 			for i, k := range known {

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"encoding/json"
 	"net/http"
+	"reflect"
 
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -45,11 +46,16 @@ func reportedEvent(raw json.RawMessage, last int64) protocol.Event {
 	why := ""
 	switch {
 	case err != nil:
-		why = badJSON(err).Detail
+		why = "it cannot be read"
+		if m, found := misfitOf(raw, reflect.TypeFor[protocol.Event](), "", false); found && m.pointer == "" {
+			why = "it " + m.says()
+		} else if found {
+			why = m.pointer + " " + m.says()
+		}
 	case string(raw) == "null":
-		why = "it is null"
+		why = "it must be an object, is null"
 	case e.N < 1:
-		why = "n is missing or not a number from 1"
+		why = "/n is missing or not a number from 1"
 	default:
 		return e
 	}

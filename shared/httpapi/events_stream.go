@@ -33,8 +33,11 @@ type streaming struct {
 	end    func()        // closes it, once
 }
 
+// maxStream is how long a stream stays open at most.
+const maxStream = time.Hour
+
 func newStreaming() streaming {
-	s := streaming{most: time.Hour, alive: 15 * time.Second, patience: 15 * time.Second, retry: time.Second, bytes: 1 << 20,
+	s := streaming{most: maxStream, alive: 15 * time.Second, patience: 15 * time.Second, retry: time.Second, bytes: 1 << 20,
 		ending: make(chan struct{})}
 	s.end = sync.OnceFunc(func() { close(s.ending) })
 	return s
@@ -62,9 +65,9 @@ func (a *API) streamEvents(ctx context.Context, rq *request, in *eventsInput, q 
 	}
 	most := a.streaming.most
 	if in.Wait != "" {
-		d, err := time.ParseDuration(in.Wait)
-		if err != nil || d < 0 {
-			return nil, invalidParam("query", "wait", "format", "must be a duration such as 30s")
+		d, err := waitParam(in.Wait, maxStream)
+		if err != nil {
+			return nil, err
 		}
 		most = min(most, d)
 	}

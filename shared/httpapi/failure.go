@@ -64,6 +64,9 @@ func problemOf(err error) *problem.Problem {
 		p.NextAction.Text = "Go on with the cursor of this answer, the first one that is left: what lies before it is gone."
 		return p
 	}
+	if q, ok := errors.AsType[*event.QueryError](err); ok {
+		return invalidParam("query", q.Part, "invalid", "%s", q.Detail).WithCause(err)
+	}
 	for _, d := range domainCodes {
 		if errors.Is(err, d.err) {
 			return problem.New(d.code, "%s", innermost(err, d.err)).WithCause(err)

@@ -139,7 +139,8 @@ func (a *API) limit(who string) error {
 	if ok {
 		return nil
 	}
-	return problem.New(problem.RateLimited, "too many requests").WithRetryAfter(max(after, time.Second))
+	return problem.New(problem.RateLimited, "too many requests: the limit is %g a second", a.cfg.Limiter.MaxRate()).
+		WithExtra("limit", a.cfg.Limiter.MaxRate()).WithRetryAfter(max(after, time.Second))
 }
 
 // bearerOf takes the credential from the request; only the header is looked at,

@@ -86,18 +86,18 @@ func (a *API) listOperations(ctx context.Context, rq *request, in *operationsInp
 	return &bodyOutput[operationListView]{Body: operationListView{ListOf: newList(items, next), HistoryBeginsAt: a.historyBegins(ctx)}}, nil
 }
 
-// words splits a parameter that may be given more than once and holds commas.
-func words(vs []string) []string {
+// words splits a parameter that may be given more than once and holds commas. An
+// empty word is a slip: what was meant there would be left out.
+func words(name string, vs []string) ([]string, error) {
 	var out []string
 	for _, v := range vs {
-		for _, w := range strings.Split(v, ",") {
-			if w != "" {
-				out = append(out, w)
-			}
-		}
+		out = append(out, strings.Split(v, ",")...)
+	}
+	if slices.Contains(out, "") {
+		return nil, invalidParam("query", name, "empty", "holds an empty word")
 	}
 	slices.Sort(out)
-	return slices.Compact(out)
+	return slices.Compact(out), nil
 }
 
 // either reads a time that has two names.
@@ -112,7 +112,15 @@ func either(name, v, other, w string) (time.Time, error) {
 }
 
 func (a *API) operationFilter(ctx context.Context, rq *request, in *operationsInput) (*operationFilter, error) {
-	f := &operationFilter{phases: words(in.Phase), types: words(in.Type), active: parseBool(in.Active), actor: in.Actor,
+	phases, err := words("phase", in.Phase)
+	if err != nil {
+		return nil, err
+	}
+	types, err := words("type", in.Type)
+	if err != nil {
+		return nil, err
+	}
+	f := &operationFilter{phases: phases, types: types, active: parseBool(in.Active), actor: in.Actor,
 		parent: in.Parent, correlation: in.CorrelationID, reverse: in.Order != "asc", limit: in.Limit, sees: rq.sees, everything: len(rq.principal.Clusters) == 0}
 	for _, p := range f.phases {
 		if !operation.Phase(p).Valid() {
@@ -136,11 +144,19 @@ func (a *API) operationFilter(ctx context.Context, rq *request, in *operationsIn
 	if f.parent != "" && !id.Valid(id.Operation, f.parent) {
 		return nil, invalidParam("query", "parent", "format", "must be an operation's id")
 	}
-	var err error
 	if f.since, err = either("created_since", in.CreatedSince, "since", in.Since); err != nil {
 		return nil, err
 	}
 	if f.until, err = either("created_until", in.CreatedUntil, "until", in.Until); err != nil {
+		return nil, err
+	}
+	given := func(name, other, v string) string { // which of the two was
+		if v == "" {
+			return other
+		}
+		return name
+	}
+	if err = between(given("created_since", "since", in.CreatedSince), f.since, given("created_until", "until", in.CreatedUntil), f.until); err != nil {
 		return nil, err
 	}
 	if f.cluster, err = a.clusterParam(ctx, rq, in.Cluster); err != nil {

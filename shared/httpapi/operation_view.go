@@ -149,6 +149,11 @@ func viewOperation(op *operation.Operation) operationView {
 	if len(v.Payload) == 0 {
 		v.Payload = json.RawMessage("{}")
 	}
+	if r := s.Result; r != nil && len(r.Details) > 0 { // of before they were checked
+		mended := *r
+		mended.Details = operation.MendJSON(r.Details)
+		v.Result = &mended
+	}
 	if s.Children != nil {
 		v.Links.Children = orNull(self + "/children")
 	}

@@ -116,7 +116,7 @@ func (a *API) loadOperation(ctx context.Context, rq *request, opID string) (oper
 
 func (a *API) getOperation(ctx context.Context, rq *request, in *struct {
 	ID          string `path:"id"`
-	Wait        string `query:"wait" doc:"How long to wait for a change, such as 30s"`
+	Wait        string `query:"wait" doc:"How long to wait for a change, such as 30s: at most 60s (on AWS it ends by 25s)"`
 	IfNoneMatch string `header:"If-None-Match" doc:"The ETag of what is known: wait for a newer one"`
 }) (*operationOutput, error) {
 	wait, err := a.parseWait(ctx, in.Wait)

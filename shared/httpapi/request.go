@@ -93,11 +93,16 @@ func firstOf(s []string) string {
 // sees tells whether something of the cluster may be shown.
 func (rq *request) sees(cluster string) bool { return rq.principal.Sees(cluster) }
 
+// tooManyWaits refuses one more of what takes as long as a wait.
+func tooManyWaits(what string, limit int) *problem.Problem {
+	return problem.New(problem.TooManyWaits, "%s: there are %d already, the limit", what, limit).WithExtra("limit", limit)
+}
+
 // wait takes one of the principal's open waits.
 func (rq *request) wait() (release func(), err error) {
 	free, ok := rq.api.cfg.Limiter.AcquireWait(rq.principal.ID)
 	if !ok {
-		return nil, problem.New(problem.TooManyWaits, "too many of your requests are waiting already").WithRetryAfter(retryUnavailable)
+		return nil, tooManyWaits("your requests that wait", rq.api.cfg.Limiter.MaxWaits()).WithRetryAfter(retryUnavailable)
 	}
 	rq.api.metrics.Waiting(1)
 	return func() { free(); rq.api.metrics.Waiting(-1) }, nil

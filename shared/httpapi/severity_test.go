@@ -30,11 +30,11 @@ func TestSeverities(t *testing.T) {
 		return out
 	}
 	for query, want := range map[string][]string{
-		"severity=error":                                      {"node.not_ready", "device.degraded"},
-		"severity=warning,error":                              {"node.left", "node.not_ready", "device.degraded"},
-		"severity=error&severity=info":                        {"node.ready", "node.not_ready", "device.degraded"},
-		"severity=critical":                                   nil,
-		"severity=" + url.QueryEscape("critical,error,info,"): {"node.ready", "node.not_ready", "device.degraded"},
+		"severity=error":                                     {"node.not_ready", "device.degraded"},
+		"severity=warning,error":                             {"node.left", "node.not_ready", "device.degraded"},
+		"severity=error&severity=info":                       {"node.ready", "node.not_ready", "device.degraded"},
+		"severity=critical":                                  nil,
+		"severity=" + url.QueryEscape("critical,error,info"): {"node.ready", "node.not_ready", "device.degraded"},
 	} {
 		if got := types(query); !slices.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", query, got, want)
