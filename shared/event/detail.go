@@ -41,12 +41,24 @@ type NodeDetail struct {
 	Reason      string `json:"reason,omitempty"`
 }
 
-// CordonDetail says whose a cordon is, or was.
+// CordonDetail is the detail of node.cordoned and node.uncordoned. Owner, Operation,
+// By and Reason are of whoever did what the event tells: placed the cordon, or lifted
+// it.
 type CordonDetail struct {
-	Owner     string `json:"owner,omitempty" doc:"opsplane, or outside"`
-	Operation string `json:"operation,omitempty" doc:"Id of the operation that placed it"`
-	By        string `json:"by,omitempty"`
-	Reason    string `json:"reason,omitempty"`
+	Owner     string        `json:"owner,omitempty" doc:"opsplane, or external: somebody else"`
+	Operation string        `json:"operation,omitempty" doc:"Id of the operation that placed the cordon, or of the one that lifted it"`
+	By        string        `json:"by,omitempty" doc:"Who that was: whose operation it is; of an external cordon the field manager. Absent where nobody knows, as of an external lift on Kubernetes: its API server keeps that in its audit log alone"`
+	Reason    string        `json:"reason,omitempty"`
+	Was       *LiftedCordon `json:"was,omitempty" doc:"Of node.uncordoned: the cordon that was lifted, and who had placed it"`
+}
+
+// LiftedCordon is a cordon that is no more.
+type LiftedCordon struct {
+	Owner     string     `json:"owner,omitempty" doc:"Who had placed it: opsplane, or external"`
+	Operation string     `json:"operation,omitempty" doc:"Id of the operation that had placed it"`
+	By        string     `json:"by,omitempty"`
+	Reason    string     `json:"reason,omitempty"`
+	Since     *time.Time `json:"since,omitempty" doc:"When it was placed, by the clock of whoever did"`
 }
 
 // DeviceDetail is the detail of what happens to a device.

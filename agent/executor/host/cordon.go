@@ -19,6 +19,9 @@ import (
 // cordonBook is the file that says whether anybody should place work here.
 type cordonBook struct {
 	Cordon *protocol.Cordon `json:"cordon,omitempty"`
+	// Lifted says which operation opened the host last; it goes with the next cordon
+	// that an operation places.
+	Lifted *protocol.Cordon `json:"lifted,omitempty"`
 	// Marks are the leases that changed it, the newest first: an older one of the
 	// same operation is refused.
 	Marks []mark.By `json:"marks,omitempty"`
@@ -155,10 +158,16 @@ func (e *Executor) change(ctx context.Context, t *executor.Task, what string, f 
 func (e *Executor) cordon(ctx context.Context, t *executor.Task) executor.Outcome {
 	return e.change(ctx, t, "cordon", func(b *cordonBook) error {
 		if b.Cordon == nil {
-			b.Cordon = &protocol.Cordon{Owner: "opsplane", Operation: t.Assignment.Operation, By: t.Assignment.Actor.ID, Reason: t.Assignment.Reason, Since: e.o.Now().UTC()}
+			b.Cordon, b.Lifted = e.doing(t), nil
 		}
 		return nil
 	})
+}
+
+// doing says whose doing the operation is.
+func (e *Executor) doing(t *executor.Task) *protocol.Cordon {
+	a := t.Assignment
+	return &protocol.Cordon{Owner: "opsplane", Operation: a.Operation, By: a.Actor.ID, Reason: a.Reason, Since: e.o.Now().UTC()}
 }
 
 // foreignError: the cordon is somebody else's.
@@ -184,7 +193,9 @@ func (e *Executor) uncordon(ctx context.Context, t *executor.Task) executor.Outc
 		if why := notOurs(*b, t.Assignment.Payload); why != "" {
 			return &foreignError{why}
 		}
-		b.Cordon = nil
+		if b.Cordon != nil {
+			b.Cordon, b.Lifted = nil, e.doing(t)
+		}
 		return nil
 	})
 }

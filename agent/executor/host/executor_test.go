@@ -303,17 +303,70 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// TestUncordonTellsWhoLiftedIt: the operation that lifts the host's cordon is named for
+// it, and the one that placed it as that; of a lift by hand only the latter.
+func TestUncordonTellsWhoLiftedIt(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	look := func() *seen {
+		book, err := b.e.readCordon()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := report.Host{}
+		return &seen{inv: b.e.inventory(&h, book), lifted: book.Lifted, host: h}
+	}
+	type detail struct {
+		Owner, Operation string
+		Was              struct{ Owner, Operation string }
+	}
+	turned := func(was, now *seen, typ string) (d detail) {
+		t.Helper()
+		e := b.e.delta(was, now).Events
+		if len(e) != 1 || e[0].Type != typ {
+			t.Fatalf("told %+v", e)
+		}
+		if err := json.Unmarshal(e[0].Detail, &d); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	do := func(typ, step, op string) *seen {
+		t.Helper()
+		want(t, b.run(typ, step, op, 1, `{}`), operation.OutcomeDone, "")
+		return look()
+	}
+	open := look()
+	closed := do("node.cordon", "cordon", "op_a")
+	if d := turned(open, closed, "node.cordoned"); d.Owner != "opsplane" || d.Operation != "op_a" {
+		t.Errorf("cordoned: %+v", d)
+	}
+	lifted := do("node.uncordon", "uncordon", "op_b")
+	if d := turned(closed, lifted, "node.uncordoned"); d.Owner != "opsplane" || d.Operation != "op_b" || d.Was.Operation != "op_a" || d.Was.Owner != "opsplane" {
+		t.Errorf("lifted by an operation: %+v", d)
+	}
+	closed = do("node.cordon", "cordon", "op_c")
+	if err := os.Remove(filepath.Join(b.e.o.State, CordonFile)); err != nil {
+		t.Fatal(err)
+	}
+	if d := turned(closed, look(), "node.uncordoned"); d.Owner != "external" || d.Operation != "" || d.Was.Operation != "op_c" {
+		t.Errorf("lifted by hand: %+v", d)
+	}
+	// By hand, in a book that still tells of an earlier lift.
+	late := &seen{inv: closed.inv, lifted: lifted.lifted, host: closed.host}
+	now := &seen{inv: open.inv, lifted: lifted.lifted, host: closed.host}
+	if d := turned(late, now, "node.uncordoned"); d.Owner != "external" || d.Operation != "" {
+		t.Errorf("lifted by hand after an operation: %+v", d)
+	}
+}
+
 // TestXIDEvents: each XID that came since the last look, once.
 func TestXIDEvents(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	look := func(n int) *seen {
 		h := report.Host{Devices: []report.Device{{UUID: gpuUUID, Health: report.HealthOK, XIDs: []report.XID{{Code: 45, Class: report.ClassVictim, Count: n, VictimOf: 48}}}}}
-		inv, err := b.e.inventory(&h)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return &seen{inv: inv, xids: counts(&h), host: h}
+		return &seen{inv: b.e.inventory(&h, cordonBook{}), xids: counts(&h), host: h}
 	}
 	was, now := look(2), look(5)
 	d := b.e.delta(was, now)

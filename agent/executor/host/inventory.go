@@ -39,19 +39,19 @@ func (e *Executor) Snapshot(ctx context.Context) (protocol.Inventory, error) {
 	if err != nil {
 		return protocol.Inventory{}, fmt.Errorf("look at the host: %w", err)
 	}
-	return e.inventory(&h)
-}
-
-func (e *Executor) inventory(h *report.Host) (protocol.Inventory, error) {
 	b, err := e.readCordon()
 	if err != nil {
 		return protocol.Inventory{}, err
 	}
+	return e.inventory(&h, b), nil
+}
+
+func (e *Executor) inventory(h *report.Host, b cordonBook) protocol.Inventory {
 	inv := protocol.Inventory{Nodes: []protocol.Node{e.node(b, len(h.Devices), true)}}
 	for i := range h.Devices {
 		inv.Devices = append(inv.Devices, e.device(&h.Devices[i]))
 	}
-	return inv, nil
+	return inv
 }
 
 // Watch implements executor.Executor: the host is looked at again and again, and
@@ -62,9 +62,9 @@ func (e *Executor) Watch(ctx context.Context, f func(executor.Delta)) error {
 	defer tick.Stop()
 	for {
 		h, err := e.report(ctx)
-		var inv protocol.Inventory
+		var b cordonBook
 		if err == nil {
-			inv, err = e.inventory(&h)
+			b, err = e.readCordon()
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -72,7 +72,7 @@ func (e *Executor) Watch(ctx context.Context, f func(executor.Delta)) error {
 		case err != nil: // what was told last stands
 			e.o.Log.Warn("the host could not be looked at", slog.Any("err", err))
 		default:
-			now := &seen{inv: inv, xids: counts(&h), host: h}
+			now := &seen{inv: e.inventory(&h, b), lifted: b.Lifted, xids: counts(&h), host: h}
 			if d := e.delta(was, now); was == nil || len(d.Events) > 0 || len(d.Gone) > 0 || len(d.Objects.Nodes)+len(d.Objects.Devices) > 0 {
 				f(d)
 			}
@@ -88,9 +88,10 @@ func (e *Executor) Watch(ctx context.Context, f func(executor.Delta)) error {
 
 // seen is the host at one look.
 type seen struct {
-	inv  protocol.Inventory
-	xids map[string]int // by device and code
-	host report.Host
+	inv    protocol.Inventory
+	lifted *protocol.Cordon // by which operation, the last time; nil: by none
+	xids   map[string]int   // by device and code
+	host   report.Host
 }
 
 func xidKey(uuid string, code int) string { return fmt.Sprintf("%s/%d", uuid, code) }
@@ -122,9 +123,13 @@ func (e *Executor) delta(was, now *seen) executor.Delta {
 	}
 	switch {
 	case a.Schedulable && !b.Schedulable:
-		event("node.cordoned", "node", b.UID, b.Name, map[string]any{"owner": b.Cordon.Owner, "reason": b.Cordon.Reason, "operation": b.Cordon.Operation, "by": b.Cordon.By})
+		event("node.cordoned", "node", b.UID, b.Name, executor.Cordoned(b.Cordon))
 	case !a.Schedulable && b.Schedulable:
-		event("node.uncordoned", "node", b.UID, b.Name, map[string]any{"owner": a.Cordon.Owner})
+		by := now.lifted
+		if reflect.DeepEqual(was.lifted, by) { // it is of an earlier time
+			by = nil
+		}
+		event("node.uncordoned", "node", b.UID, b.Name, executor.Uncordoned(by, a.Cordon))
 	}
 	before := map[string]protocol.Device{}
 	for _, x := range was.inv.Devices {

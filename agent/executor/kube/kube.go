@@ -55,7 +55,7 @@ func Open(o Options) (*Executor, error) {
 	}
 	inv, err := inventory.Open(inventory.Options{
 		Cluster: c, Exclude: o.Exclude, Labels: o.Labels, Components: o.Components, Namespaces: namespaces(o, c.Namespace),
-		Cordon: node.CordonOf, LocalData: node.HasLocalData, Judge: node.Blockers(c.Now),
+		Cordon: node.CordonOf, Lift: node.LiftOf, LocalData: node.HasLocalData, Judge: node.Blockers(c.Now),
 	})
 	if err != nil {
 		return nil, err

@@ -120,6 +120,11 @@ func (x *tx) nodeReborn(n *Node) {
 }
 
 // script stages one happening of the scenario.
+// byHand is a cordon, or its lift, that a script has somebody else do.
+func byHand(h Happening, now time.Time) *protocol.Cordon {
+	return &protocol.Cordon{Owner: "external", By: h.By, Reason: h.Detail, Since: now.UTC()}
+}
+
 func (x *tx) script(h Happening) {
 	switch h.Do {
 	case "device.degrade", "device.recover", "device.xid":
@@ -174,10 +179,12 @@ func (x *tx) script(h Happening) {
 		case "node.cordon":
 			if n.Schedulable {
 				c.Schedulable = false
-				c.Cordon = &protocol.Cordon{Owner: "external", By: h.By, Reason: h.Detail, Since: x.now.UTC()}
+				c.Cordon, c.Lifted = byHand(h, x.now), nil
 			}
 		case "node.uncordon":
-			c.Schedulable, c.Cordon = true, nil
+			if !n.Schedulable {
+				c.Schedulable, c.Cordon, c.Lifted = true, nil, byHand(h, x.now)
+			}
 		case "node.unreachable":
 			c.Ready, c.Unreachable = false, true
 		case "node.reachable":

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	hostreport "github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -35,24 +36,10 @@ func nodeEvents(old, n *Node, at time.Time) []protocol.Event {
 		add("node.ready", nil)
 	}
 	if old.Schedulable && !n.Schedulable {
-		detail := map[string]any{}
-		if c := n.Cordon; c != nil {
-			detail["owner"], detail["reason"] = c.Owner, c.Reason
-			if c.Operation != "" {
-				detail["operation"] = c.Operation
-			}
-			if c.By != "" {
-				detail["by"] = c.By
-			}
-		}
-		add("node.cordoned", detail)
+		add("node.cordoned", executor.Cordoned(n.Cordon))
 	}
 	if !old.Schedulable && n.Schedulable {
-		detail := map[string]any{}
-		if c := old.Cordon; c != nil {
-			detail["owner"] = c.Owner
-		}
-		add("node.uncordoned", detail)
+		add("node.uncordoned", executor.Uncordoned(n.Lifted, old.Cordon))
 	}
 	return events
 }

@@ -351,5 +351,5 @@ func (e *Executor) restore(ctx context.Context, t *executor.Task) executor.Outco
 			return "no cordon of this operation is on the node", nil
 		}
 		return "", nil
-	}, func(n *Node, _ *tx) { n.Schedulable, n.Cordon = true, nil })
+	}, func(n *Node, x *tx) { n.Schedulable, n.Cordon, n.Lifted = true, nil, doing(t, x.now) })
 }

@@ -101,6 +101,9 @@ script:
 			if ev.Type == "device.xid" && !strings.Contains(string(ev.Detail), `"class":"hardware"`) {
 				t.Errorf("of the XID is told %s", ev.Detail)
 			}
+			if ev.Type == "node.uncordoned" && !strings.HasPrefix(string(ev.Detail), `{"owner":"external","was":{"by":`) {
+				t.Errorf("of the uncordon is told %s", ev.Detail)
+			}
 		}
 		want := "device.degraded node.cordoned deployment.oom device.xid device.recovered node.joined node.left node.not_ready node.ready node.uncordoned"
 		if strings.Join(got, " ") != want {

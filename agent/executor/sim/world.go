@@ -55,6 +55,7 @@ type Node struct {
 	Ready       bool              `json:"ready"`
 	Unreachable bool              `json:"unreachable,omitempty"`
 	Cordon      *protocol.Cordon  `json:"cordon,omitempty"`
+	Lifted      *protocol.Cordon  `json:"lifted,omitempty"` // who opened it last, as far as is known
 	Labels      map[string]string `json:"labels,omitempty"`
 	Mark        *Mark             `json:"mark,omitempty"`
 	Faults      Faults            `json:"faults"`

@@ -15,6 +15,10 @@ const (
 	// AnnotationCordon holds a protocol.Cordon as JSON, on a node that Opsplane
 	// cordoned.
 	AnnotationCordon = "opsplane.io/cordon"
+	// AnnotationUncordon holds a protocol.Cordon as JSON, too, on a node that
+	// Opsplane opened: whose doing that was. It is there until Opsplane cordons the
+	// node again.
+	AnnotationUncordon = "opsplane.io/uncordon"
 
 	LabelManagedBy  = "app.kubernetes.io/managed-by"
 	LabelOperation  = "opsplane.io/operation"

@@ -48,6 +48,9 @@ type Options struct {
 	Namespaces map[string][]string
 	// Cordon tells who closed a node that is unschedulable.
 	Cordon func(node *corev1.Node) *protocol.Cordon
+	// Lift tells which operation opened a node last, whether it is open or not; nil
+	// as a function or an answer: none.
+	Lift func(node *corev1.Node) *protocol.Cordon
 	// LocalData tells whether a drain would lose data with the pod; nil: never.
 	LocalData func(pod *corev1.Pod) bool
 	// Judge tells what a drain of the node would meet; nil: nothing is told. The

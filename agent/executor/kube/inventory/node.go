@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -30,6 +31,7 @@ type node struct {
 	created     time.Time
 	schedulable bool
 	cordon      *protocol.Cordon
+	lift        *protocol.Cordon // the operation that opened it last, nil: none
 	labels      map[string]string
 	provider    string
 	gpus        capacity
@@ -60,6 +62,9 @@ func (m *model) stripNode(obj any) (*node, bool) {
 		}
 	}
 	n.cordon, n.labels = m.cordonOf(o), nodeLabels(o)
+	if m.opts.Lift != nil {
+		n.lift = m.opts.Lift(o)
+	}
 	for _, k := range m.opts.Labels {
 		if v, ok := o.Labels[k]; ok && len(n.labels) < labelsMost {
 			n.labels[k] = cut(v, maxLabelValue)
@@ -243,23 +248,14 @@ func (m *model) nodeEvents(was, is *node) {
 	}
 	switch {
 	case was.schedulable && !is.schedulable:
-		m.tell("node.cordoned", kindNode, is.uid, is.name, time.Time{}, cordonDetail(is.cordon))
+		m.tell("node.cordoned", kindNode, is.uid, is.name, time.Time{}, executor.Cordoned(is.cordon))
 	case !was.schedulable && is.schedulable:
-		m.tell("node.uncordoned", kindNode, is.uid, is.name, time.Time{}, cordonDetail(was.cordon))
-	}
-}
-
-func cordonDetail(c *protocol.Cordon) map[string]any {
-	d := map[string]any{}
-	if c == nil {
-		return d
-	}
-	for k, v := range map[string]string{"owner": c.Owner, "operation": c.Operation, "by": c.By, "reason": c.Reason} {
-		if v != "" {
-			d[k] = v
+		by := is.lift
+		if sameCordon(was.lift, is.lift) { // it is of an earlier time
+			by = nil
 		}
+		m.tell("node.uncordoned", kindNode, is.uid, is.name, time.Time{}, executor.Uncordoned(by, was.cordon))
 	}
-	return d
 }
 
 // report adds what is known of the object; false: it is gone.

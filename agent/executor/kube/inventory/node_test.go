@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	nodeop "github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -59,20 +61,61 @@ func TestNodeEvents(t *testing.T) {
 	}
 }
 
-func TestUncordonTellsWhoseItWas(t *testing.T) {
+// TestUncordonTellsWhoLiftedIt: who lifted a cordon is told where that was an
+// operation, and is nobody's else; whose cordon it was stands apart.
+func TestUncordonTellsWhoLiftedIt(t *testing.T) {
 	t.Parallel()
-	w := newWorld(Options{}).start(t)
-	o := aNode("n", "u", 0)
-	o.Spec.Unschedulable, o.Annotations["op"] = true, "op_1"
-	w.put(t, w.nodes, o)
-	w.told()
-	w.put(t, w.nodes, aNode("n", "u", 0))
-	d := w.told()
-	if len(d.Events) != 1 || d.Events[0].Type != "node.uncordoned" || string(d.Events[0].Detail) != `{"operation":"op_1","owner":"opsplane"}` {
-		t.Errorf("got %+v", d.Events)
-	}
-	if n := d.Objects.Nodes[0]; !n.Schedulable || n.Cordon != nil {
-		t.Errorf("the node is told as %+v", n)
+	const byA, byB = `{"owner":"opsplane","operation":"op_a","by":"alice","since":"2026-03-04T05:00:00Z"}`, `{"owner":"opsplane","operation":"op_b","by":"bob","reason":"repaired","since":"2026-03-04T06:00:00Z"}`
+	const wasA = `"was":{"by":"alice","operation":"op_a","owner":"opsplane","since":"2026-03-04T05:00:00Z"}`
+	cordon, uncordon := cluster.AnnotationCordon, cluster.AnnotationUncordon
+	for name, tc := range map[string]struct {
+		closed, open map[string]string // the node's annotations
+		manager      string            // of the lift's annotation; empty: nobody keeps books
+		gap          bool              // the lift was not seen, but a list after it
+		want         string
+	}{
+		"by the operation that placed it": {closed: map[string]string{cordon: byA}, open: map[string]string{uncordon: byA},
+			want: `{"by":"alice","operation":"op_a","owner":"opsplane",` + wasA + `}`},
+		"by another operation": {closed: map[string]string{cordon: byA}, open: map[string]string{uncordon: byB}, manager: cluster.ManagedBy,
+			want: `{"by":"bob","operation":"op_b","owner":"opsplane","reason":"repaired",` + wasA + `}`},
+		"by an operation, in a break of the watch": {closed: map[string]string{cordon: byA}, open: map[string]string{uncordon: byB}, gap: true,
+			want: `{"by":"bob","operation":"op_b","owner":"opsplane","reason":"repaired",` + wasA + `}`},
+		"by a person":              {closed: map[string]string{cordon: byA}, open: map[string]string{cordon: byA}, want: `{"owner":"external",` + wasA + `}`},
+		"by a person, of a person": {closed: nil, open: nil, want: `{"owner":"external","was":{"owner":"external"}}`},
+		"by a person, of a person, after a lift by an operation": {closed: map[string]string{uncordon: byB}, open: map[string]string{uncordon: byB},
+			want: `{"owner":"external","was":{"owner":"external"}}`},
+		"an operation took a person's": {closed: nil, open: map[string]string{uncordon: byB},
+			want: `{"by":"bob","operation":"op_b","owner":"opsplane","reason":"repaired","was":{"owner":"external"}}`},
+		"by a person who says that it was an operation": {closed: map[string]string{cordon: byA}, open: map[string]string{uncordon: byB}, manager: "kubectl-annotate",
+			want: `{"owner":"external",` + wasA + `}`},
+		"by who writes nonsense": {closed: map[string]string{cordon: byA}, open: map[string]string{uncordon: `{"owner":"me"}`}, want: `{"owner":"external",` + wasA + `}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(Options{Cordon: nodeop.CordonOf, Lift: nodeop.LiftOf}).start(t)
+			closed, open := aNode("n", "u", 0), aNode("n", "u", 0)
+			closed.Spec.Unschedulable, closed.Annotations, open.Annotations = true, tc.closed, tc.open
+			if tc.manager != "" {
+				open.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: tc.manager, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:annotations":{"f:` + uncordon + `":{}}}}`)}}}
+			}
+			w.put(t, w.nodes, closed)
+			w.told()
+			if tc.gap {
+				w.list(t, w.nodes, open)
+			} else {
+				w.put(t, w.nodes, open)
+			}
+			d := w.told()
+			if len(d.Events) != 1 || d.Events[0].Type != "node.uncordoned" || string(d.Events[0].Detail) != tc.want {
+				t.Errorf("got %+v, want %s", d.Events, tc.want)
+				for _, e := range d.Events {
+					t.Logf("%s", e.Detail)
+				}
+			}
+			if n := d.Objects.Nodes[0]; !n.Schedulable || n.Cordon != nil {
+				t.Errorf("the node is told as %+v", n)
+			}
+		})
 	}
 }
 

@@ -51,7 +51,8 @@ func follow(t *testing.T, r *kuberig.Rig, user, namespace string) *follower {
 
 func followWith(t *testing.T, o Options) *follower {
 	t.Helper()
-	o.Cordon, o.Judge, o.FoldWindow, o.LookEvery = nodeop.CordonOf, nodeop.Blockers(time.Now), 2*time.Second, time.Second
+	o.Cordon, o.Lift, o.LocalData = nodeop.CordonOf, nodeop.LiftOf, nodeop.HasLocalData
+	o.Judge, o.FoldWindow, o.LookEvery = nodeop.Blockers(time.Now), 2*time.Second, time.Second
 	i, err := Open(o)
 	if err != nil {
 		t.Fatal(err)
@@ -182,7 +183,9 @@ func TestRigNode(t *testing.T) {
 		t.Errorf("told as %+v, cordon %+v", told, told.Cordon)
 	}
 	patch(t, c, o.Name, `{"spec":{"unschedulable":null}}`)
-	f.event("node.uncordoned", o.Name, 1)
+	if e := f.event("node.uncordoned", o.Name, 1); !strings.HasPrefix(string(e.Detail), `{"owner":"external","was":{"by":"kubectl-cordon"`) {
+		t.Errorf("uncordoned: %s", e.Detail)
+	}
 
 	// Another node under the old name.
 	if err := c.CoreV1().Nodes().Delete(t.Context(), o.Name, metav1.DeleteOptions{}); err != nil {

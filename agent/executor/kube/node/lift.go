@@ -1,0 +1,53 @@
+package node
+
+import (
+	"encoding/json"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// sign adds to the patch that opens a node whose doing it is.
+func (e *nodes) sign(a *protocol.Assignment, set change) {
+	b, _ := json.Marshal(protocol.Cordon{Owner: "opsplane", Operation: a.Operation, By: a.Actor.ID, Reason: a.Reason, Since: e.c.Now().UTC()}) // plain values always marshal
+	text := string(b)
+	set.annotations[cluster.AnnotationUncordon] = &text
+}
+
+// LiftOf tells which operation opened the node last, as it says itself; nil: none is
+// known to have. Whoever else opens it leaves no trace on the node: the API server's
+// books name who set a field that is there, and not who took it away, so that only a
+// lift that came with this patch is an operation's.
+func LiftOf(n *corev1.Node) *protocol.Cordon {
+	c, told := readCordon(n.Annotations[cluster.AnnotationUncordon])
+	if !told {
+		return nil
+	}
+	if wrote := annotatedBy(n, cluster.AnnotationUncordon); wrote != "" && wrote != fieldManager {
+		return nil
+	}
+	return &c
+}
+
+// annotatedBy names the manager that wrote the annotation; empty: nobody kept books.
+func annotatedBy(n *corev1.Node, annotation string) string {
+	for _, f := range n.ManagedFields {
+		if f.FieldsV1 == nil || f.Subresource != "" {
+			continue
+		}
+		var set struct {
+			Metadata struct {
+				Annotations map[string]json.RawMessage `json:"f:annotations"`
+			} `json:"f:metadata"`
+		}
+		if json.Unmarshal(f.FieldsV1.GetRawBytes(), &set) != nil {
+			continue
+		}
+		if _, owns := set.Metadata.Annotations["f:"+annotation]; owns {
+			return f.Manager
+		}
+	}
+	return ""
+}
