@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // budget is a disruption budget as its status tells it: the API server judges an
@@ -25,7 +27,13 @@ type budget struct {
 	disrupted                 int  // evictions that it took and whose pods are not seen to stop yet
 	observed                  bool // the status is of the newest spec
 	always                    bool // unhealthyPodEvictionPolicy: AlwaysAllow
-	failed                    string
+	// number: minAvailable is a number. Else the controllers of the pods say how many
+	// there should be, and pods without one do not count.
+	// https://kubernetes.io/docs/tasks/run-application/configure-pdb/#arbitrary-controllers-and-selectors
+	number bool
+	// failed is why the cluster cannot count its pods, and reason its own word for why
+	// it allows none; empty: none is given.
+	failed, reason string
 }
 
 func newBudget(p *policyv1.PodDisruptionBudget) *budget {
@@ -33,14 +41,18 @@ func newBudget(p *policyv1.PodDisruptionBudget) *budget {
 		allowed: p.Status.DisruptionsAllowed, healthy: p.Status.CurrentHealthy, desired: p.Status.DesiredHealthy, expected: p.Status.ExpectedPods,
 		disrupted: len(p.Status.DisruptedPods),
 		observed:  p.Status.ObservedGeneration >= p.Generation,
+		number:    p.Spec.MinAvailable != nil && p.Spec.MinAvailable.Type == intstr.Int,
 		always:    p.Spec.UnhealthyPodEvictionPolicy != nil && *p.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow}
 	var err error
 	if b.selector, err = metav1.LabelSelectorAsSelector(p.Spec.Selector); err != nil {
 		b.selector = labels.Nothing() // the API server takes none that cannot be read
 	}
 	for _, c := range p.Status.Conditions {
-		if c.Type == policyv1.DisruptionAllowedCondition && c.Status == metav1.ConditionFalse && c.Reason == policyv1.SyncFailedReason {
-			b.failed = c.Message
+		if c.Type != policyv1.DisruptionAllowedCondition || c.Status != metav1.ConditionFalse {
+			continue
+		}
+		if b.reason = c.Reason; c.Reason == policyv1.SyncFailedReason {
+			b.failed = cmp.Or(c.Message, "it does not say why")
 		}
 	}
 	return b
@@ -48,20 +60,38 @@ func newBudget(p *policyv1.PodDisruptionBudget) *budget {
 
 func (b *budget) key() string { return b.namespace + "/" + b.name }
 
+// uncounted tells that the budget allows nothing since it counts no pods.
+func (b *budget) uncounted() bool {
+	return b.allowed == 0 && b.expected == 0 && !b.number && b.observed
+}
+
+// never tells that the budget allows nothing however healthy its pods are.
+func (b *budget) never() bool { return b.allowed == 0 && b.expected > 0 && b.desired >= b.expected }
+
+// inFlight tells that it is evictions under way that the budget has no room beside.
+func (b *budget) inFlight() bool {
+	return b.allowed == 0 && b.disrupted > 0 && int(b.healthy)+b.disrupted > int(b.desired)
+}
+
 // String says what the budget allows, and why no more. An eviction that was taken
 // counts against it from then on, also one that came to nothing.
 // https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/pod-disruption-budget-v1/#PodDisruptionBudgetStatus
 func (b *budget) String() string {
 	s := fmt.Sprintf("PDB %s allows %d disruptions (healthy %d, needed %d)", b.key(), b.allowed, b.healthy, b.desired)
 	switch {
+	case b.failed != "": // of a spec that was never judged as well
+		return fmt.Sprintf("PDB %s allows no disruptions, for the cluster cannot count its pods (%s): %s", b.key(), policyv1.SyncFailedReason, b.failed)
 	case !b.observed:
 		return fmt.Sprintf("PDB %s was changed and the cluster has not judged it yet", b.key())
-	case b.failed != "":
-		return fmt.Sprintf("%s, for the cluster cannot count its pods: %s", s, b.failed)
-	case b.allowed == 0 && b.disrupted > 0 && int(b.healthy)+b.disrupted > int(b.desired):
+	case b.uncounted():
+		return fmt.Sprintf("%s: %s, for it expects 0 pods: with maxUnavailable, or a percentage, it counts those that the pods' controllers want, and pods without one not at all",
+			s, cmp.Or(b.reason, policyv1.InsufficientPodsReason))
+	case b.inFlight():
 		return fmt.Sprintf("%s: it counts %s in flight, each until its pod is seen to stop or for 2 min", s, evictions(b.disrupted))
-	case b.allowed == 0 && b.expected > 0 && b.desired >= b.expected:
+	case b.never():
 		return fmt.Sprintf("%s: it needs every one of its %d pods, so it never allows any", s, b.expected)
+	case b.allowed == 0 && b.reason != "" && b.reason != policyv1.InsufficientPodsReason:
+		return s + ": " + b.reason
 	}
 	return s
 }
@@ -75,7 +105,24 @@ func evictions(n int) string {
 
 // act is what a person can do about a budget that allows nothing.
 func (b *budget) act() string {
-	return fmt.Sprintf("raise the budget of PDB %s or add replicas, then drain again", b.key())
+	do := fmt.Sprintf("raise the budget of PDB %s or add replicas", b.key())
+	switch {
+	case b.failed != "":
+		do = fmt.Sprintf("give the pods of PDB %s a controller that tells how many there should be, or set its minAvailable to a number", b.key())
+	case !b.observed:
+		do = fmt.Sprintf("find out why the cluster's controller manager does not judge PDB %s", b.key())
+	case b.uncounted():
+		do = fmt.Sprintf("set minAvailable of PDB %s to a number, or give its pods a controller", b.key())
+	case b.inFlight():
+		do = fmt.Sprintf("wait for the evictions that PDB %s counts", b.key())
+	case b.never() && b.number:
+		do = fmt.Sprintf("lower minAvailable of PDB %s or add replicas", b.key())
+	case b.never():
+		do = fmt.Sprintf("let PDB %s go without a pod: more replicas do not help where it needs all of them", b.key())
+	case b.healthy < b.expected:
+		do = fmt.Sprintf("get the pods of PDB %s ready (%d of %d are), raise its budget or add replicas", b.key(), b.healthy, b.expected)
+	}
+	return do + ", then drain again"
 }
 
 // selecting picks the budgets that select the pod, in the order of their names.
@@ -139,7 +186,7 @@ func twoPDBs(p *corev1.Pod, b []*budget) string {
 	}
 	s := fmt.Sprintf("pod %s is selected by two disruption budgets, %s and %s: the cluster evicts no such pod", key(p), b[0].key(), b[1].key())
 	if len(b) > 2 {
-		s = fmt.Sprintf("pod %s is selected by %d disruption budgets, %s, %s and more: the cluster evicts no such pod", key(p), len(b), b[0].key(), b[1].key())
+		s = fmt.Sprintf("pod %s is selected by %d disruption budgets, %s, %s and %d more: the cluster evicts no such pod", key(p), len(b), b[0].key(), b[1].key(), len(b)-2)
 	}
 	return s
 }

@@ -31,6 +31,9 @@ func (e *nodes) probeSchedulable(ctx context.Context, t *executor.Task, want boo
 	if n.Spec.Unschedulable == want {
 		return executor.ToRun(state)
 	}
+	if r := readRecord(n, t.Assignment); r != nil && t.Step.Name == "cordon" {
+		state += r.account()
+	}
 	return executor.Found(state)
 }
 
@@ -46,51 +49,51 @@ func (e *nodes) probeUncordon(ctx context.Context, t *executor.Task) executor.Fi
 // owner's; the node then carries this operation's mark alone, so that an uncordon
 // by somebody else is told from a cordon that is still to come.
 func (e *nodes) cordon(ctx context.Context, t *executor.Task, p *placing) executor.Outcome {
-	placed := false
-	var kept *protocol.Cordon
-	n, o := e.patch(ctx, t, "cordon", p.node, func(n *corev1.Node) wish {
-		on, marked := cluster.ReadMark(n.Annotations)
-		marked = marked && on.SameRun(cluster.MarkOf(t))
-		placed, kept = false, nil
-		if !n.Spec.Unschedulable {
-			if marked { // an earlier patch of this run cordoned it: once is enough
-				return stopped("uncordoned_externally", fmt.Sprintf("node %s was cordoned by this operation, and somebody uncordoned it", n.Name))
-			}
-			placed = true
-			c, err := json.Marshal(protocol.Cordon{Owner: "opsplane", Operation: t.Assignment.Operation, By: t.Assignment.Actor.ID,
-				Reason: t.Assignment.Reason, Since: e.c.Now().UTC()})
-			if err != nil {
-				return stopped("invalid_payload", fmt.Sprintf("encode the cordon: %v", err))
-			}
-			set := change{unschedulable: ptr.To(true), annotations: map[string]*string{cluster.AnnotationCordon: ptr.To(string(c)), annotationDrain: nil}}
-			p.write(n, t.Assignment, set.annotations)
-			return wish{set: set}
-		}
-		if c := CordonOf(n); !ours(c, t.Assignment.Operation) {
-			kept = c
-		}
-		if marked && on.Generation == t.Assignment.Generation {
-			return wish{done: fmt.Sprintf("node %s is cordoned", n.Name)}
-		}
-		set := change{annotations: map[string]*string{}}
-		p.write(n, t.Assignment, set.annotations)
-		return wish{set: set}
-	})
+	n, o := e.patch(ctx, t, "cordon", p.node, func(n *corev1.Node) wish { return e.toCordon(t.Assignment, n, p) })
 	p.node = n
 	if o.Class != operation.OutcomeDone {
 		return o
 	}
-	if kept != nil {
+	if kept := p.kept; kept != nil {
 		if t.Assignment.Type != "node.cordon" { // whoever looks at the node sees what begins there
 			e.say(ctx, t, n, "CordonKept", "Opsplane found the node cordoned and leaves that cordon to whom it belongs: "+cmp.Or(t.Assignment.Reason, t.Assignment.Type))
 		}
 		t.Note("cordon_kept", fmt.Sprintf("node %s was cordoned before by %s; that cordon stays theirs", n.Name, describe(kept)))
 		return executor.Done(fmt.Sprintf("node %s was cordoned before by %s; it stays theirs", n.Name, describe(kept)))
 	}
-	if placed {
+	if p.placed {
 		e.say(ctx, t, n, "Cordoned", "Opsplane cordoned the node: "+cmp.Or(t.Assignment.Reason, t.Assignment.Type))
 	}
 	return o
+}
+
+// toCordon is what cordon makes of the node as it is.
+func (e *nodes) toCordon(a *protocol.Assignment, n *corev1.Node, p *placing) wish {
+	on, marked := cluster.ReadMark(n.Annotations)
+	marked = marked && on.SameRun(markOf(a))
+	p.placed, p.kept = false, nil
+	if !n.Spec.Unschedulable {
+		if marked { // an earlier patch of this run cordoned it: once is enough
+			return stopped("uncordoned_externally", fmt.Sprintf("node %s was cordoned by this operation, and somebody uncordoned it", n.Name))
+		}
+		p.placed = true
+		c, err := json.Marshal(protocol.Cordon{Owner: "opsplane", Operation: a.Operation, By: a.Actor.ID, Reason: a.Reason, Since: e.c.Now().UTC()})
+		if err != nil {
+			return stopped("invalid_payload", fmt.Sprintf("encode the cordon: %v", err))
+		}
+		set := change{unschedulable: ptr.To(true), annotations: map[string]*string{cluster.AnnotationCordon: ptr.To(string(c)), annotationDrain: nil}}
+		p.write(n, a, set.annotations)
+		return wish{set: set}
+	}
+	if c := CordonOf(n); !ours(c, a.Operation) {
+		p.kept = c
+	}
+	if marked && on.Generation == a.Generation {
+		return wish{done: fmt.Sprintf("node %s is cordoned", n.Name)}
+	}
+	set := change{annotations: map[string]*string{}}
+	p.write(n, a, set.annotations)
+	return wish{set: set}
 }
 
 // placing is what goes with a cordon: the node as it was just read, and the record
@@ -98,6 +101,9 @@ func (e *nodes) cordon(ctx context.Context, t *executor.Task, p *placing) execut
 type placing struct {
 	node   *corev1.Node
 	record *record
+
+	placed bool             // this operation cordons the node
+	kept   *protocol.Cordon // somebody else's, which stays
 }
 
 // write adds the record to a patch. What an earlier lease of the run wrote there
@@ -108,6 +114,9 @@ func (p *placing) write(n *corev1.Node, a *protocol.Assignment, annotations map[
 	}
 	if old := readRecord(n, a); old != nil {
 		maps.Copy(old.Pods, p.record.Pods)
+		if old.GPUs == nil {
+			old.GPUs = p.record.GPUs
+		}
 		p.record = old
 	}
 	annotations[annotationDrain] = ptr.To(p.record.encode())
@@ -118,25 +127,35 @@ func lift() change {
 	return change{unschedulable: ptr.To(false), annotations: map[string]*string{cluster.AnnotationCordon: nil, annotationDrain: nil}}
 }
 
-func (e *nodes) uncordon(ctx context.Context, t *executor.Task) executor.Outcome {
-	var p struct {
-		TakeOver bool `json:"take_over"`
+// uncordonPayload is the payload of an uncordon.
+type uncordonPayload struct {
+	TakeOver bool `json:"take_over"`
+}
+
+// toUncordon is what uncordon makes of the node as it is, and whose cordon it lifts.
+func (p uncordonPayload) toUncordon(n *corev1.Node) (w wish, lifted *protocol.Cordon) {
+	if !n.Spec.Unschedulable {
+		return wish{done: fmt.Sprintf("node %s is schedulable", n.Name)}, nil
 	}
+	c := CordonOf(n)
+	if c.Owner != "opsplane" && !p.TakeOver {
+		return stopped("cordon_not_owned", fmt.Sprintf("node %s was cordoned by somebody else: %s", n.Name, describe(c))), nil
+	}
+	return wish{set: lift()}, c
+}
+
+func (e *nodes) uncordon(ctx context.Context, t *executor.Task) executor.Outcome {
+	var p uncordonPayload
 	if err := decode(t.Assignment.Payload, &p); err != nil {
 		return executor.Permanent("invalid_payload", err.Error())
 	}
 	var lifted *protocol.Cordon
 	n, o := e.patch(ctx, t, "uncordon", nil, func(n *corev1.Node) wish {
-		if !n.Spec.Unschedulable {
-			return wish{done: fmt.Sprintf("node %s is schedulable", n.Name)}
+		w, lifts := p.toUncordon(n)
+		if w.done == "" { // else what a try whose answer was lost has lifted stays told
+			lifted = lifts
 		}
-		c := CordonOf(n)
-		if c.Owner != "opsplane" && !p.TakeOver {
-			lifted = nil
-			return stopped("cordon_not_owned", fmt.Sprintf("node %s was cordoned by somebody else: %s", n.Name, describe(c)))
-		}
-		lifted = c
-		return wish{set: lift()}
+		return w
 	})
 	if lifted == nil || o.Class != operation.OutcomeDone && o.Class != operation.OutcomeAmbiguous {
 		return o

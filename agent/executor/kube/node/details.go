@@ -1,6 +1,8 @@
 package node
 
 import (
+	"cmp"
+	"context"
 	"math"
 	"slices"
 	"strings"
@@ -8,7 +10,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -20,13 +25,16 @@ const (
 	outcomeLeft     = "left"
 	outcomeFinished = "finished" // had run to its end and is still there
 	outcomeUnknown  = "unknown"  // its node is gone, and nobody saw it go
+	// outcomeCame is of a pod that tolerates the cordon and came after the plan: it is
+	// no planned one, and was left alone.
+	outcomeCame = "came_after"
 )
 
 func outcomeRank(outcome string) int {
-	return slices.Index([]string{outcomeLeft, outcomeStopping, outcomeUnknown, outcomeForced, outcomeFinished, outcomeGone}, outcome)
+	return slices.Index([]string{outcomeLeft, outcomeStopping, outcomeUnknown, outcomeForced, outcomeFinished, outcomeCame, outcomeGone}, outcome)
 }
 
-// podOutcome is what became of one planned pod.
+// podOutcome is what became of one planned pod, or of one that came late.
 type podOutcome struct {
 	Pod     string     `json:"pod"`
 	UID     string     `json:"uid"`
@@ -77,22 +85,27 @@ type details struct {
 	Began   *time.Time `json:"began_at,omitempty"`
 	Planned *time.Time `json:"cordoned_at,omitempty"`
 	Ended   *time.Time `json:"ended_at,omitempty"`
-	GPUs    int        `json:"gpus"`
-	// GPUHours is what the drain has taken out of service so far: the node's GPUs
-	// times the hours from its cordon to its end.
-	GPUHours float64 `json:"gpu_hours"`
+	// GPUs are those that the drain took out of service, as the node had them when it
+	// was cordoned: 0 where it never was. Absent: nobody knows.
+	GPUs *int `json:"gpus,omitempty"`
+	// GPUHours is what the drain has taken out of service so far: those GPUs times the
+	// hours from the node's cordon to the drain's end, or until the node was gone.
+	// Absent: nobody knows.
+	GPUHours *float64 `json:"gpu_hours,omitempty"`
 
 	known bool // that these are all pods that were planned
 }
 
 // details sums up what is known: from this lease's memory, from the record on the
-// node, and from what is on it now.
+// node, from what is on it now, and of a node that is gone (r is nil) from the
+// journal.
 func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assignment) *details {
 	d := &details{}
-	var plan map[types.UID]*planned
+	var plan, late map[types.UID]*planned
+	var goneAt, began time.Time
 	if s != nil {
 		s.mu.Lock()
-		plan = s.plan
+		plan, late, goneAt, began = s.plan, s.late, s.goneAt, s.began
 		for _, st := range s.stages {
 			d.Stages = append(d.Stages, stageTime{st.name, st.began.UTC(), st.took.Milliseconds()})
 		}
@@ -101,82 +114,151 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 		}
 		s.mu.Unlock()
 	}
-	if r == nil { // the node is gone: what this lease saw is all there is
-		for _, p := range plan {
-			if p.finished {
-				continue
-			}
-			o := podOutcome{Pod: p.name, UID: string(p.uid), Outcome: outcomeUnknown, Forced: p.forced != "" && p.isGone, Detail: p.forced, Evicted: moment(p.evicted), Gone: moment(p.gone)}
-			d.Counts.Planned++
-			switch {
-			case o.Forced:
-				o.Outcome = outcomeForced
-				d.Counts.Forced++
-				d.Counts.Gone++
-			case p.isGone:
-				o.Outcome = outcomeGone
-				d.Counts.Gone++
-			}
-			d.Pods = append(d.Pods, o)
+	cordon := executor.StepNamed(a, "cordon")
+	if !rec.cordoned() && cordon.Phase == operation.StepSucceeded {
+		rec = readAccount(cordon.Detail)
+	}
+	touched := plan != nil || rec.cordoned()
+	if !touched && (cordon.Phase == operation.StepPending || cordon.Phase == operation.StepFailed) {
+		d.known = true // nothing was begun
+	}
+	p, err := readPayload(a)
+	if err != nil { // then there is no plan
+		p.GracePeriodSeconds = -1
+	}
+	if r == nil {
+		d.account(rec, e.c.Now(), goneAt)
+		for _, x := range plan {
+			d.lost(x, rec.abrupt(p, x.uid))
+		}
+		for _, x := range late {
+			d.lost(x, false)
 		}
 		slices.SortFunc(d.Pods, byName)
 		return d
 	}
 	on := make(map[types.UID]*corev1.Pod, len(r.pods))
-	for _, p := range r.pods {
-		on[p.UID] = p
+	for _, pod := range r.pods {
+		on[pod.UID] = pod
 	}
-	if plan == nil && rec != nil { // an earlier lease did the work
+	if plan == nil && rec.cordoned() && rec.Pods != nil { // an earlier lease did the work
 		plan = map[types.UID]*planned{}
 		for uid, name := range rec.Pods {
 			plan[types.UID(uid)] = &planned{uid: types.UID(uid), name: name}
 		}
 	}
-	d.known = plan != nil
-	for uid, p := range plan {
-		d.add(s, p, on[uid], r)
+	d.known = d.known || plan != nil
+	for uid, x := range plan {
+		d.add(x, on[uid], r, rec.abrupt(p, uid))
+	}
+	for uid, x := range late {
+		if plan[uid] == nil {
+			d.add(x, on[uid], r, false)
+		}
+	}
+	if plan != nil && err == nil && p.Device == "" {
+		d.strays(p, plan, late, r, a)
 	}
 	slices.SortFunc(d.Pods, byName)
-	d.Counts.CameAfter = e.cameAfter(plan, r, a)
 	d.Counts.Stayed = len(on) - d.Counts.Left - d.Counts.Stopping - d.Counts.Finished - d.Counts.CameAfter
-	d.GPUs = e.gpus(r.node)
-	if rec != nil {
-		end := r.at.UTC()
-		if s != nil && rec.Began.Before(s.began.Add(-time.Second)) {
-			before := stageTime{earlierLeases, rec.Began, s.began.Sub(rec.Began).Milliseconds()}
-			d.Stages = append([]stageTime{before}, d.Stages...)
-		}
-		d.Began, d.Ended = &rec.Began, &end
-		if !rec.Planned.IsZero() {
-			d.Planned = &rec.Planned
-			d.GPUHours = math.Round(float64(d.GPUs)*end.Sub(rec.Planned).Hours()*1e6) / 1e6
-		}
+	if rec.cordoned() && rec.GPUs == nil {
+		gpus, known := e.gpus(r.node), *rec
+		known.GPUs = &gpus
+		rec = &known
+	}
+	d.account(rec, r.at, r.at)
+	if s != nil && rec != nil && !rec.Began.IsZero() && rec.Began.Before(began.Add(-time.Second)) {
+		before := stageTime{earlierLeases, rec.Began, began.Sub(rec.Began).Milliseconds()}
+		d.Stages = append([]stageTime{before}, d.Stages...)
 	}
 	return d
 }
 
-// cameAfter counts the pods that a drain of everything would be about and that are
-// not in the plan.
-func (e *drainer) cameAfter(plan map[types.UID]*planned, r *reading, a *protocol.Assignment) (n int) {
-	p, err := readPayload(a)
-	if err != nil || plan == nil || p.Device != "" {
-		return 0
+// account says when the drain began and ended, and what it took out of service until
+// when; zero: nobody knows.
+func (d *details) account(rec *record, ended, until time.Time) {
+	if d.known && !rec.cordoned() { // it never came to the cordon
+		d.GPUs, d.GPUHours = new(int), new(float64)
 	}
-	for _, v := range p.judge(r.pods, nil) {
-		if plan[v.pod.UID] == nil && v.kind != finished && toleratesCordon(v.pod) {
-			n++
-		}
+	if rec == nil {
+		return
 	}
-	return n
+	d.Began, d.Planned, d.Ended = moment(rec.Began), moment(rec.Planned), moment(ended)
+	if !rec.cordoned() || rec.GPUs == nil {
+		return
+	}
+	d.GPUs = rec.GPUs
+	if !until.IsZero() {
+		hours := max(until.Sub(rec.Planned).Hours(), 0)
+		d.GPUHours = ptr.To(math.Round(float64(*rec.GPUs)*hours*1e6) / 1e6)
+	}
 }
 
-func (d *details) add(s *session, p *planned, now *corev1.Pod, r *reading) {
-	o := podOutcome{Pod: p.name, UID: string(p.uid), Outcome: outcomeGone, Detail: p.forced, Dangling: p.dangling}
-	o.Evicted, o.Gone, o.Served = moment(p.evicted), moment(p.gone), moment(p.served)
+// strays adds the pods that a drain of everything would be about and that nobody
+// planned: those that tolerate the cordon were left alone; any other on a node that is
+// still cordoned came too late for a drain that had to end.
+func (d *details) strays(p payload, plan, late map[types.UID]*planned, r *reading, a *protocol.Assignment) {
+	for _, v := range p.judge(r.pods, nil) {
+		switch x := (&planned{uid: v.pod.UID, name: key(v.pod), pod: v.pod}); {
+		case plan[x.uid] != nil || late[x.uid] != nil || v.kind == finished:
+		case toleratesCordon(v.pod):
+			d.Counts.CameAfter++
+			d.Pods = append(d.Pods, podOutcome{Pod: x.name, UID: string(x.uid), Outcome: outcomeCame, Detail: "it tolerates the cordon and came after the plan: it was left alone"})
+		case r.node.Spec.Unschedulable && !executor.CameThrough(a):
+			x.held = "it came after the plan"
+			if _, why := v.refuses(); why != "" {
+				x.held = why
+			}
+			d.add(x, v.pod, r, false)
+		}
+	}
+}
+
+// told is the pod's outcome as far as it does not depend on where the pod is.
+func (p *planned) told() podOutcome {
+	evicted := p.evicted
+	if !p.gone.IsZero() && evicted.After(p.gone) { // seen to go before the answer was there, or by another clock
+		evicted = p.gone
+	}
+	return podOutcome{Pod: p.name, UID: string(p.uid), Outcome: outcomeGone, Detail: p.forced, Dangling: p.dangling,
+		Evicted: moment(evicted), Gone: moment(p.gone), Served: moment(p.served)}
+}
+
+// unseen tells whether the pod, which is gone, went without its kubelet's word.
+// abrupt: the drain asks for that.
+func (p *planned) unseen(abrupt bool) bool {
+	return p.taken && p.noGrace || p.forced != "" && p.stage == withoutGrace || p.pod == nil && abrupt
+}
+
+// lost books a pod whose node is gone: what this lease saw is all there is.
+func (d *details) lost(p *planned, abrupt bool) {
+	if p.finished {
+		return
+	}
+	o := p.told()
+	o.Outcome = outcomeUnknown
+	d.Counts.Planned++
+	switch {
+	case p.isGone && p.forced != "":
+		o.Outcome, o.Forced = outcomeForced, true
+		d.Counts.Forced++
+		d.Counts.Gone++
+	case p.isGone:
+		o.Outcome = outcomeGone
+		d.Counts.Gone++
+	default:
+		o.Detail = "its node is gone, and nobody saw it stop"
+	}
+	o.unseen = p.isGone && p.unseen(abrupt)
+	d.Pods = append(d.Pods, o)
+}
+
+func (d *details) add(p *planned, now *corev1.Pod, r *reading, abrupt bool) {
+	o := p.told()
 	// A pod that was told to go past a rule and is still there was not removed.
 	o.Forced = p.forced != "" && now == nil
-	o.unseen = o.Forced && p.stage == withoutGrace
 	over := now != nil && hasFinished(now) || now == nil && p.finished
+	o.unseen = now == nil && !over && p.unseen(abrupt)
 	if !over {
 		d.Counts.Planned++
 		if o.Forced {
@@ -196,8 +278,8 @@ func (d *details) add(s *session, p *planned, now *corev1.Pod, r *reading) {
 			o.Detail += ", though it was " + p.forced
 		}
 	default:
-		o.Outcome = outcomeLeft
-		if p.refusal != nil {
+		o.Outcome, o.Detail = outcomeLeft, p.held
+		if o.Detail == "" && p.refusal != nil {
 			o.Detail = p.refusal.why
 		}
 	}
@@ -214,6 +296,37 @@ func (d *details) add(s *session, p *planned, now *corev1.Pod, r *reading) {
 		d.Counts.Gone++
 	}
 	d.Pods = append(d.Pods, o)
+}
+
+// explain says of the pods that are left why they are, as far as that is not known:
+// by the rules, as they are now.
+func (e *drainer) explain(ctx context.Context, d *details, r *reading, a *protocol.Assignment) {
+	open := func(o podOutcome) bool { return o.Outcome == outcomeLeft && o.Detail == "" }
+	if !slices.ContainsFunc(d.Pods, open) {
+		return
+	}
+	why := map[string]string{}
+	sv := &survey{pods: r.pods}
+	p, err := readPayload(a)
+	if err == nil {
+		err = e.judge(ctx, p, sv)
+	}
+	for _, v := range sv.verdicts {
+		_, said := v.refuses()
+		if h := rule(sv.budgets, v.pod); said == "" && h != nil {
+			said = h.why
+		}
+		why[string(v.pod.UID)] = said
+	}
+	for i, o := range d.Pods {
+		if !open(o) {
+			continue
+		}
+		d.Pods[i].Detail = cmp.Or(why[o.UID], "no eviction of it was taken before the drain ended")
+		if err != nil {
+			d.Pods[i].Detail += ", and what holds it cannot be told: " + err.Error()
+		}
+	}
 }
 
 func byName(a, b podOutcome) int { return strings.Compare(a.Pod+a.UID, b.Pod+b.UID) }

@@ -27,7 +27,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("observed %+v", end)
 	}
 	t.Logf("%s", end.Details)
-	if d.Counts.Planned != 8 || d.Counts.Gone != 8 || d.Counts.Stayed != 1 || d.GPUs != 8 || d.GPUHours <= 0 {
+	if d.Counts.Planned != 8 || d.Counts.Gone != 8 || d.Counts.Stayed != 1 || d.GPUs == nil || *d.GPUs != 8 || d.GPUHours == nil || *d.GPUHours <= 0 {
 		t.Errorf("counts %+v", d)
 	}
 	for _, p := range d.Pods {

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -61,6 +60,7 @@ type drive struct {
 type result struct {
 	p      *planned
 	stage  int
+	grace  int64 // seconds that the call asked for; at 0 the API server waits for no kubelet
 	issued bool
 	// finished: the pod had run to its end when the call was made. The watch may show
 	// it going, and so not finished any more, before the answer is there.
@@ -189,8 +189,13 @@ func (d *drive) start(ctx context.Context, l *look) {
 		p.inFlight = true
 		k := call{p: p, uid: p.uid, stage: l.force[p], lost: p.lost, finished: p.finished}
 		k.namespace, k.name, _ = strings.Cut(p.name, "/")
-		if k.stage == withGrace {
+		switch {
+		case k.stage == withGrace:
 			k.grace = d.p.mercy(ownGrace(p.pod), d.t.Remaining())
+		case k.stage == 0 && d.p.GracePeriodSeconds >= 0:
+			k.grace = int64(d.p.GracePeriodSeconds)
+		case k.stage == 0:
+			k.grace = ownGrace(p.pod)
 		}
 		go d.issue(ctx, k)
 	}
@@ -202,13 +207,13 @@ type call struct {
 	uid             types.UID
 	namespace, name string
 	stage           int
-	grace           int64 // seconds, of a deletion
+	grace           int64 // seconds: what a deletion names, and what an eviction comes to
 	lost, finished  bool
 }
 
 // issue makes one call. It runs beside the others.
 func (d *drive) issue(ctx context.Context, k call) {
-	r := result{p: k.p, stage: k.stage, finished: k.finished}
+	r := result{p: k.p, stage: k.stage, grace: k.grace, finished: k.finished}
 	defer func() { d.results <- r }()
 	if k.lost { // what became of the last call comes first
 		r.found = d.lookAt(ctx, k)
@@ -255,6 +260,9 @@ func (d *drive) take(r result) {
 	}
 	if r.reply.MayHaveLanded { // the pod is read before anything is repeated
 		p.lost, p.unsure = true, true
+	}
+	if r.grace == 0 && !r.finished && (r.reply.MayHaveLanded || r.stop == nil && r.reply.Category == cluster.OK) {
+		p.noGrace = true
 	}
 	if r.stop != nil {
 		if r.stop.ErrorCode == "api_unavailable" {
@@ -369,25 +377,3 @@ func (d *drive) breathe(ctx context.Context) {
 	case <-d.t.Cancelled:
 	}
 }
-
-// handOver tells whether the lease is to be handed back because this agent's own
-// pod is what is left: once, since a lone agent gets it back and has to go itself.
-func (d *drive) handOver() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	k := d.handedKey()
-	now := d.c.Now()
-	for op, at := range d.handed {
-		if now.Sub(at) > time.Hour {
-			delete(d.handed, op)
-		}
-	}
-	if _, before := d.handed[k]; before {
-		return false
-	}
-	d.handed[k] = now
-	return true
-}
-
-// isOwn tells whether the pod is the agent's own.
-func (e *drainer) isOwn(p *corev1.Pod) bool { return e.c.PodUID != "" && string(p.UID) == e.c.PodUID }

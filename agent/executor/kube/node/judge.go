@@ -15,13 +15,32 @@ import (
 type verdict struct {
 	pod  *corev1.Pod
 	kind string
-	// code and why say what stands in the way for good: no drain with this payload
-	// gets past it.
-	code, why string
+	// objections say what stands in the way for good: no drain with this payload gets
+	// past any of them.
+	objections []objection
 	// unmanaged: nothing starts the pod again, and the payload allows that.
 	unmanaged bool
 	// returns: a replacement may be placed on this node again.
 	returns bool
+}
+
+// objection is one rule that a drain does not break unless its payload says so.
+type objection struct{ code, why string }
+
+func (v *verdict) object(code, format string, args ...any) {
+	v.objections = append(v.objections, objection{code, fmt.Sprintf(format, args...)})
+}
+
+// refuses words everything that stands in the pod's way; an empty code: nothing does.
+func (v verdict) refuses() (code, why string) {
+	for i, o := range v.objections {
+		if i == 0 {
+			code, why = o.code, o.why
+			continue
+		}
+		why += "; " + strings.TrimPrefix(o.why, "pod "+key(v.pod)+" ")
+	}
+	return code, why
 }
 
 // Kinds of verdicts.
@@ -53,12 +72,16 @@ func (p payload) judge(pods []*corev1.Pod, orphans map[types.UID]bool) []verdict
 			v.kind = stopping
 		case hasFinished(pod):
 			v.kind = finished
-		case daemon && !p.Force:
-			v.code, v.why = "orphaned_daemonset_pod", fmt.Sprintf("pod %s is of DaemonSet %s, which is gone: nothing would start it again", key(pod), owner.Name)
-		case owner == nil && !p.Force:
-			v.code, v.why = "unmanaged_pod", fmt.Sprintf("pod %s has no controller: nothing would start it again", key(pod))
-		case HasLocalData(pod) && !p.DeleteEmptyDirData:
-			v.code, v.why = "local_data", fmt.Sprintf("pod %s keeps data in an emptyDir, which would be lost", key(pod))
+		default:
+			if daemon && !p.Force {
+				v.object("orphaned_daemonset_pod", "pod %s is of DaemonSet %s, which is gone: nothing would start it again", key(pod), owner.Name)
+			}
+			if owner == nil && !p.Force {
+				v.object("unmanaged_pod", "pod %s has no controller: nothing would start it again", key(pod))
+			}
+			if HasLocalData(pod) && !p.DeleteEmptyDirData {
+				v.object("local_data", "pod %s keeps data in an emptyDir, which would be lost", key(pod))
+			}
 		}
 		v.unmanaged = owner == nil || daemon
 		v.returns = !v.unmanaged && v.kind == toEvict && toleratesCordon(pod)
@@ -66,6 +89,15 @@ func (p payload) judge(pods []*corev1.Pod, orphans map[types.UID]bool) []verdict
 	}
 	slices.SortFunc(list, func(a, b verdict) int { return p.compare(a.pod, b.pod) })
 	return list
+}
+
+// Refused tells why a drain with nothing allowed in its payload evicts the pod never;
+// empty: it may. Whether a DaemonSet pod's DaemonSet is there it does not ask.
+func Refused(p *corev1.Pod) (code, why string) {
+	for _, v := range (payload{}).judge([]*corev1.Pod{p}, nil) {
+		return v.refuses()
+	}
+	return "", ""
 }
 
 // about tells whether the drain is about the pod at all.

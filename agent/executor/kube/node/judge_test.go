@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -91,6 +92,8 @@ func TestJudge(t *testing.T) {
 		{name: "stopping, unmanaged, with data", pod: aPod("a", ownedBy(""), emptyDir, deleted), want: "stopping "},
 		{name: "unmanaged", pod: aPod("a", ownedBy("")), want: "evict unmanaged_pod"},
 		{name: "owned but not controlled", pod: aPod("a", func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }), want: "evict unmanaged_pod"},
+		{name: "unmanaged with data", pod: aPod("a", ownedBy(""), emptyDir), want: "evict unmanaged_pod local_data"},
+		{name: "orphan with data", pod: aPod("a", ownedBy("DaemonSet"), emptyDir), orphan: true, want: "evict orphaned_daemonset_pod local_data"},
 		{name: "unmanaged and force", pod: aPod("a", ownedBy("")), payload: `{"force":true}`, want: "evict "},
 		{name: "local data", pod: aPod("a", emptyDir), want: "evict local_data"},
 		{name: "shared memory", pod: aPod("a", func(p *corev1.Pod) {
@@ -116,7 +119,11 @@ func TestJudge(t *testing.T) {
 			}
 			got := ""
 			if v := thePayload(t, payload).judge([]*corev1.Pod{tc.pod}, map[types.UID]bool{tc.pod.UID: tc.orphan}); len(v) == 1 {
-				got = v[0].kind + " " + v[0].code
+				var codes []string
+				for _, o := range v[0].objections {
+					codes = append(codes, o.code)
+				}
+				got = v[0].kind + " " + strings.Join(codes, " ")
 			}
 			if got != tc.want {
 				t.Errorf("judged %q, not %q", got, tc.want)

@@ -70,7 +70,23 @@ func (d *drive) look(ctx context.Context) (*look, *executor.Outcome) {
 		return l, stop
 	}
 	slices.SortStableFunc(l.holds, func(a, b held) int { return severity[a.code] - severity[b.code] })
+	d.keepHolds(l)
 	return l, nil
+}
+
+// keepHolds keeps what holds each pod that was not told to go, for its outcome.
+func (d *drive) keepHolds(l *look) {
+	for _, p := range l.waiting {
+		p.held = ""
+		if p.wave > l.waiting[0].wave {
+			p.held = "its turn did not come: those before it are not gone"
+		}
+	}
+	for _, h := range slices.Backward(l.holds) { // the worst stays
+		if h.pod != nil && !h.pod.going() {
+			h.pod.held = h.why
+		}
+	}
 }
 
 // feel says that the API server does not answer, if it does not. Nothing is known of

@@ -49,7 +49,7 @@ func nodeLost(code string) bool { return code == "node_gone" || code == "node_re
 // still there are named, and those that are not were collected, or seen to go.
 func (e *drainer) observeLost(ctx context.Context, a *protocol.Assignment, s *session, end *executor.Ending, code, why string) {
 	end.Message = why
-	d := e.details(s, nil, nil, nil)
+	d := e.details(s, nil, nil, a)
 	items, _, err := e.list(ctx, nodeName(a))
 	if err != nil {
 		end.NotVerified = append(end.NotVerified, "which pods of the node are still there: "+err.Error())
@@ -77,6 +77,9 @@ func (e *drainer) observeLost(ctx context.Context, a *protocol.Assignment, s *se
 			end.Message += fmt.Sprintf(", %d still there", n)
 		}
 	}
+	if d.GPUs == nil || d.GPUHours == nil {
+		end.NotVerified = append(end.NotVerified, "how many GPUs were out of service, and for how long: what was kept of it went with the node")
+	}
 	end.Details = d.encode()
 	if s != nil {
 		s.slim()
@@ -92,7 +95,7 @@ func (d *details) adopt(a *protocol.Assignment, pods []*corev1.Pod) {
 	for _, v := range p.judge(pods, nil) {
 		if v.kind != finished {
 			d.Counts.Planned++
-			d.Pods = append(d.Pods, podOutcome{Pod: key(v.pod), UID: string(v.pod.UID), Outcome: outcomeUnknown})
+			d.Pods = append(d.Pods, podOutcome{Pod: key(v.pod), UID: string(v.pod.UID), Outcome: outcomeUnknown, Detail: "its node is gone, and nobody saw it stop"})
 		}
 	}
 	slices.SortFunc(d.Pods, byName)

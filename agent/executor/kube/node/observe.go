@@ -113,6 +113,7 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 	cordon := end.Message
 	end.NotVerified = append(end.NotVerified, "application readiness")
 	d := e.details(s, readRecord(r.node, a), r, a)
+	e.explain(ctx, d, r, a)
 	e.tellPods(a, end, d)
 	end.Details = d.encode()
 	if s != nil {
@@ -155,14 +156,17 @@ func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *deta
 		case outcomeStopping:
 			stop = append(stop, fmt.Sprintf("pod %s (%s)", o.Pod, o.Detail))
 		case outcomeLeft:
-			kept = append(kept, "pod "+o.Pod)
+			kept = append(kept, fmt.Sprintf("pod %s (%s)", o.Pod, o.Detail))
 		}
 		if o.Dangling != "" {
 			end.NotVerified = append(end.NotVerified, fmt.Sprintf("that service %s sends nothing to pod %s any more", o.Dangling, o.Pod))
 		}
 	}
-	if d.Counts.Planned > 0 || executor.CameThrough(a) {
+	switch {
+	case d.Counts.Gone > 0:
 		end.Verified = append(end.Verified, fmt.Sprintf("%d planned pods gone by UID", d.Counts.Gone))
+	case d.Counts.Planned == 0 && executor.CameThrough(a):
+		end.Verified = append(end.Verified, "there were no pods to evict")
 	}
 	if d.Counts.CameAfter > 0 {
 		end.NotVerified = append(end.NotVerified, fmt.Sprintf("an empty node: %d pods that tolerate the cordon came after the plan", d.Counts.CameAfter))

@@ -16,9 +16,6 @@ import (
 // https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management
 const fieldManager = cluster.ManagedBy
 
-// annotationDrain keeps the record of a drain on its node.
-const annotationDrain = "opsplane.io/drain"
-
 // CordonOf tells whose a node's cordon is, nil for a node that is schedulable.
 //
 // The annotation alone proves nothing: it stays behind when a person uncordons the
@@ -115,54 +112,6 @@ func describe(c *protocol.Cordon) string {
 // ours tells whether the cordon was placed by the operation.
 func ours(c *protocol.Cordon, operation string) bool {
 	return c != nil && c.Owner == "opsplane" && c.Operation == operation
-}
-
-// record is what a drain keeps on its node for whoever comes after.
-type record struct {
-	Operation string    `json:"operation"`
-	Run       int       `json:"run"`
-	Began     time.Time `json:"began"`   // the preflight
-	Planned   time.Time `json:"planned"` // the cordon, or when the node was found cordoned
-	// Pods names the planned pods by UID; the names are left out when there are
-	// too many.
-	Pods map[string]string `json:"pods"`
-	// Cut: there were too many pods even for their UIDs.
-	Cut bool `json:"cut,omitempty"`
-}
-
-// maxRecord bounds the annotation: all of an object's annotations share 256 KiB.
-// https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/
-const maxRecord = 64 << 10
-
-func (r record) encode() string {
-	b, _ := json.Marshal(r) // plain values always marshal
-	if len(b) > maxRecord {
-		names := r.Pods
-		r.Pods = make(map[string]string, len(names))
-		for uid := range names {
-			r.Pods[uid] = ""
-		}
-		b, _ = json.Marshal(r)
-	}
-	if len(b) > maxRecord {
-		r.Pods, r.Cut = nil, true
-		b, _ = json.Marshal(r)
-	}
-	return string(b)
-}
-
-// readRecord reads what an earlier lease of the same run left on the node. What
-// cannot be read is none.
-func readRecord(n *corev1.Node, a *protocol.Assignment) *record {
-	var r record
-	err := json.Unmarshal([]byte(n.Annotations[annotationDrain]), &r)
-	if err != nil || r.Operation != a.Operation || r.Run != a.Run || r.Planned.IsZero() {
-		return nil
-	}
-	if r.Pods == nil {
-		r.Pods = map[string]string{}
-	}
-	return &r
 }
 
 func countForced(n int) string {

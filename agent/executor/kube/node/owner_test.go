@@ -164,8 +164,12 @@ func TestGPUs(t *testing.T) {
 	}
 	for name, want := range counted {
 		e := newDrainer(&cluster.Cluster{Now: time.Now}, Options{Describe: describes[name]})
-		if got := e.details(nil, nil, &reading{node: n, at: time.Now()}, lease("op_1")).GPUs; got != want {
-			t.Errorf("by %s: %d GPUs, not %d", name, got, want)
+		rec := &record{Planned: time.Now()} // of an agent that did not count them
+		if got := e.details(nil, rec, &reading{node: n, at: time.Now()}, lease("op_1")).GPUs; got == nil || *got != want {
+			t.Errorf("by %s: %v GPUs, not %d", name, got, want)
+		}
+		if got := e.newRecord(lease("op_1"), time.Now(), n, nil).GPUs; got == nil || *got != want {
+			t.Errorf("by %s: the record has %v GPUs, not %d", name, got, want)
 		}
 	}
 }

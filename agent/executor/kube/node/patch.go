@@ -52,6 +52,7 @@ func stopped(code, detail string) wish {
 // or nil. The node is returned as the API server answered it.
 func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *corev1.Node, judge func(n *corev1.Node) wish) (*corev1.Node, executor.Outcome) {
 	n := have
+	var busy executor.Outcome // of a server that takes no patch, however often
 	for range maxConflicts {
 		if n == nil {
 			var code, detail string
@@ -86,6 +87,11 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 			after, err = e.c.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
 			return err
 		})
+		if d := refusedPatch(r.Err, what, n.Name); d != nil {
+			o := d.outcome()
+			o.CommandID = r.Command
+			return n, o
+		}
 		if stop != nil {
 			return n, patient(*stop)
 		}
@@ -93,13 +99,18 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 		case cluster.OK:
 			return after, executor.Done(fmt.Sprintf("%s of node %s accepted", what, n.Name))
 		case cluster.Conflict:
+			busy = executor.Transient("conflict", "the node is written to all the time")
 		case cluster.Throttled, cluster.Timeout:
+			busy = executor.Waiting("throttled", fmt.Sprintf("%s of node %s: the API server is busy: %v", what, n.Name, r.Err))
+			if r.Category == cluster.Timeout {
+				busy = unanswered(r, "", what, n.Name)
+			}
 			if s := executor.Wait(ctx, t, min(max(r.RetryAfter, apiPause), mostAfter)); s != "" {
 				return n, unanswered(r, s, what, n.Name)
 			}
 		case cluster.Refused:
 			if !r.NotFound() {
-				o := executor.Permanent("refused", fmt.Sprintf("%s of node %s was refused: %v", what, n.Name, r.Err))
+				o := refusedUnnamed(r.Err, what, n.Name).outcome()
 				o.CommandID = r.Command
 				return n, o
 			}
@@ -110,7 +121,7 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 		}
 		n = nil
 	}
-	return nil, executor.Transient("conflict", "the node is written to all the time")
+	return nil, busy
 }
 
 // unanswered ends a patch that was interrupted: one whose answer was lost may

@@ -138,10 +138,12 @@ func (d *drive) makePlan(ctx context.Context, n *corev1.Node) *executor.Outcome 
 		}
 	}
 	if s.record == nil {
-		s.record = &record{Operation: d.t.Assignment.Operation, Run: d.t.Assignment.Run, Began: s.began.UTC(), Planned: d.c.Now().UTC(), Pods: map[string]string{}}
-		for uid, p := range plan {
-			s.record.Pods[string(uid)] = p.name
+		verdicts := make([]verdict, 0, len(plan))
+		for _, p := range plan {
+			verdicts = append(verdicts, p.verdict)
 		}
+		s.record = d.newRecord(d.t.Assignment, s.began, n, verdicts)
+		s.record.Planned = d.c.Now().UTC()
 	}
 	return nil
 }
@@ -167,6 +169,7 @@ func (d *drive) adopt(ctx context.Context, all bool) *executor.Outcome {
 	if err := d.judge(ctx, d.p, sv); err != nil {
 		return unsurveyed(err)
 	}
+	var refused *executor.Outcome
 	for _, v := range sv.verdicts {
 		p := s.plan[v.pod.UID]
 		switch {
@@ -180,15 +183,23 @@ func (d *drive) adopt(ctx context.Context, all bool) *executor.Outcome {
 				d.t.Note("came_after", fmt.Sprintf("pod %s (%s) tolerates the cordon and came after the plan: it is left alone", key(v.pod), v.pod.UID))
 			}
 			continue
-		case v.code != "": // it came after preflight
-			o := executor.Permanent(v.code, v.why)
-			return &o
+		}
+		if code, why := v.refuses(); code != "" { // it came after preflight
+			if refused == nil {
+				o := executor.Permanent(code, why)
+				refused = &o
+			}
+			s.keepLate(&planned{uid: v.pod.UID, name: key(v.pod), pod: v.pod, verdict: v, held: why})
+			continue
 		}
 		if p == nil {
 			p = &planned{uid: v.pod.UID}
 			s.plan[v.pod.UID] = p
 		}
 		p.name, p.pod, p.verdict, p.finished, p.isGone = key(v.pod), v.pod, v, v.kind == finished, false
+	}
+	if refused != nil {
+		return refused
 	}
 	for _, pod := range pods { // what the drain is not about is not looked at again
 		if s.plan[pod.UID] == nil && s.came[pod.UID] == "" {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -34,13 +35,26 @@ func (e *drainer) preflight(ctx context.Context, t *executor.Task, s *session) e
 	if code != "" {
 		return executor.Permanent(code, detail)
 	}
-	sv, blockers, err := e.meet(ctx, p, n)
+	if p.OnDeadline == onDeadlineForce { // every other right is met below
+		missing, err := e.rightsTo(ctx, deleteRight)
+		if err != nil {
+			return broken(err)
+		}
+		if len(missing) > 0 {
+			return executor.Permanent("forbidden", missing[0].Missing("").Detail)
+		}
+	}
+	sv, refused, blockers, err := e.meet(ctx, t.Assignment, p, n, true)
 	if err != nil {
 		return broken(err)
 	}
 	if code, detail = sv.refusal(p); code != "" {
 		t.Blocked(blockers)
 		return executor.Permanent(code, detail)
+	}
+	if refused != nil && refused.code == codeRefused {
+		t.Blocked(blockers)
+		return refused.outcome()
 	}
 	t.Blocked(ahead(t, p, blockers))
 	for _, b := range blockers[:min(len(blockers), maxNotes)] { // what may pass, or be waited for
@@ -50,7 +64,7 @@ func (e *drainer) preflight(ctx context.Context, t *executor.Task, s *session) e
 	s.node, s.nodeAt = n, e.c.Now()
 	s.pods, s.podsAt = follow.New(podsOf(e.c, n.Name), takePod), e.c.Now()
 	s.pods.Seed(sv.listed, sv.version)
-	s.record = newRecord(t, s, sv.verdicts)
+	s.record = e.newRecord(t.Assignment, s.began, n, sv.verdicts)
 	s.mu.Unlock()
 	return executor.Done(fmt.Sprintf("%d pods to evict from node %s", count(sv.verdicts), n.Name))
 }
@@ -64,27 +78,43 @@ func count(verdicts []verdict) (n int) {
 	return n
 }
 
-// newRecord is the plan as it is kept on the node.
-func newRecord(t *executor.Task, s *session, verdicts []verdict) *record {
-	r := &record{Operation: t.Assignment.Operation, Run: t.Assignment.Run, Began: s.began.UTC(), Pods: map[string]string{}}
-	for _, v := range verdicts {
-		r.Pods[string(v.pod.UID)] = key(v.pod)
+// meet surveys the node and lists everything that a drain of it would meet now, the
+// worst first. refused is what the API server says to the cordon, which is rehearsed
+// where cordons says so.
+func (e *drainer) meet(ctx context.Context, a *protocol.Assignment, p payload, n *corev1.Node, cordons bool) (sv *survey, refused *refusal, blockers []protocol.Blocker, err error) {
+	if sv, err = e.survey(ctx, p, n.Name); err != nil {
+		return nil, nil, nil, err
 	}
-	return r
+	var unheard error
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		if cordons {
+			refused, unheard = e.rehearseCordon(ctx, a, n, sv)
+		}
+	}()
+	evictions, err := e.rehearse(ctx, p, sv)
+	<-over
+	if err = cmp.Or(err, unheard); err != nil {
+		return nil, nil, nil, err
+	}
+	blockers = sv.blockers(n, e.c.Now, evictions)
+	if refused != nil {
+		blockers = append([]protocol.Blocker{refused.blocker(n.Name)}, blockers...)
+		slices.SortStableFunc(blockers, worse)
+	}
+	return sv, refused, blockers[:min(len(blockers), maxBlockers)], nil
 }
 
-// meet surveys the node and lists everything that a drain of it would meet now, the
-// worst first.
-func (e *drainer) meet(ctx context.Context, p payload, n *corev1.Node) (*survey, []protocol.Blocker, error) {
-	sv, err := e.survey(ctx, p, n.Name)
-	if err != nil {
-		return nil, nil, err
+// rehearseCordon asks for the cordon as the drain would place it, with its plan.
+func (e *drainer) rehearseCordon(ctx context.Context, a *protocol.Assignment, n *corev1.Node, sv *survey) (*refusal, error) {
+	r := e.newRecord(a, e.c.Now(), n, sv.verdicts)
+	r.Planned = r.Began
+	w := e.toCordon(a, n, &placing{record: r})
+	if w.stop != nil || w.done != "" { // the cordon itself says so
+		return nil, nil
 	}
-	refused, err := e.rehearse(ctx, p, sv)
-	if err != nil {
-		return nil, nil, err
-	}
-	return sv, sv.blockers(n, e.c.Now, refused), nil
+	return e.rehearsePatch(ctx, a, "cordon", n, w.set)
 }
 
 // maxBlockers bounds what one look tells, and maxNotes what of it the journal keeps.
@@ -101,10 +131,11 @@ func (s *survey) blockers(n *corev1.Node, now clock, refused map[types.UID]*refu
 	if code, why := ailing(n, now()); code != "" {
 		add(code, "node/"+n.Name, "", why)
 	}
+	untold := map[string]bool{} // webhooks, each said once
 	for _, v := range s.verdicts {
 		name := "pod/" + key(v.pod)
-		if v.code != "" {
-			add(v.code, name, "", v.why)
+		for _, o := range v.objections {
+			add(o.code, name, "", o.why)
 		}
 		for _, f := range lasting(v.pod) {
 			if v.kind != finished {
@@ -114,9 +145,18 @@ func (s *survey) blockers(n *corev1.Node, now clock, refused map[types.UID]*refu
 		if v.kind != toEvict {
 			continue
 		}
-		if h := rule(s.budgets, v.pod); h != nil {
+		h, r := rule(s.budgets, v.pod), refused[v.pod.UID]
+		if h != nil {
 			add(h.code, name, h.rule, h.why)
-		} else if r := refused[v.pod.UID]; r != nil {
+		}
+		switch {
+		case r == nil || h != nil && r.code == h.code: // the same, from who goes by it
+		case r.code == codeUntold:
+			if !untold[r.rule] {
+				untold[r.rule] = true
+				add(r.code, "node/"+n.Name, r.rule, r.why)
+			}
+		default:
 			add(r.code, name, r.rule, r.why)
 		}
 		if v.returns {
@@ -130,9 +170,10 @@ func (s *survey) blockers(n *corev1.Node, now clock, refused map[types.UID]*refu
 
 // severity orders blockers: what ends a drain comes before what it waits for.
 var severity = map[string]int{
-	"api_unavailable": 1, "node_unreachable": 2, "two_pdbs": 3, "unmanaged_pod": 3, "orphaned_daemonset_pod": 3, "local_data": 3,
+	"api_unavailable": 1, "node_unreachable": 2, codeRefused: 3, "two_pdbs": 3, "unmanaged_pod": 3, "orphaned_daemonset_pod": 3, "local_data": 3,
 	"eviction_refused": 4, "pdb": 5, "namespace_terminating": 6, "finalizer": 7, "api_error": 8, "throttled": 8,
 	"node_not_ready": 9, "terminating": 9, "stopping": 9, "still_serving": 10, "volume_attached": 10, "tolerates_cordon": 11,
+	codeUntold: 12,
 }
 
 func worse(a, b protocol.Blocker) int { return severity[a.Code] - severity[b.Code] }
@@ -152,10 +193,11 @@ func (e *drainer) previewDrain(ctx context.Context, r protocol.PreviewRequest) (
 	if p.OnDeadline == onDeadlineForce {
 		need = append(need, deleteRight)
 	}
-	missing, err := e.rightsTo(ctx, a, need...)
+	lacks, err := e.rightsTo(ctx, need...)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("preview %s: %w", r.Type, err)
 	}
+	missing := lacking(n.Name, lacks)
 	code, why, err := e.narrow(ctx, a, &p, n)
 	if err != nil {
 		return nil, fmt.Errorf("preview %s: %w", r.Type, err)
@@ -163,7 +205,7 @@ func (e *drainer) previewDrain(ctx context.Context, r protocol.PreviewRequest) (
 	if code != "" {
 		return []protocol.Blocker{{Code: code, Resource: "device/" + p.Device, Detail: why}}, nil
 	}
-	sv, blockers, err := e.meet(ctx, p, n)
+	sv, _, blockers, err := e.meet(ctx, a, p, n, !slices.Contains(lacks, patchRight))
 	if err == nil {
 		return append(append(missing, blockers...), sv.hurried(n, p, time.Duration(r.DeadlineMS)*time.Millisecond)...), nil
 	}

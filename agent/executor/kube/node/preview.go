@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,18 +20,26 @@ func previewed(r protocol.PreviewRequest) *protocol.Assignment {
 
 // rightsTo asks which of the rights to change the cluster are missing: no read of a
 // preview would meet that.
-func (e *nodes) rightsTo(ctx context.Context, a *protocol.Assignment, rights ...cluster.Right) ([]protocol.Blocker, error) {
-	list := []protocol.Blocker{}
+func (e *nodes) rightsTo(ctx context.Context, rights ...cluster.Right) (missing []cluster.Right, err error) {
 	for _, r := range rights {
 		has, err := e.has(ctx, r)
 		if err != nil {
-			return nil, fmt.Errorf("preview %s: %w", a.Type, err)
+			return nil, err
 		}
 		if !has {
-			list = append(list, *r.Missing("node/" + nodeName(a)))
+			missing = append(missing, r)
 		}
 	}
-	return list, nil
+	return missing, nil
+}
+
+// lacking words the rights that are missing.
+func lacking(node string, missing []cluster.Right) []protocol.Blocker {
+	list := []protocol.Blocker{}
+	for _, r := range missing {
+		list = append(list, *r.Missing("node/" + node))
+	}
+	return list
 }
 
 func (e *nodes) has(ctx context.Context, r cluster.Right) (bool, error) {
@@ -61,18 +70,37 @@ func (e *nodes) preview(ctx context.Context, r protocol.PreviewRequest) ([]proto
 	if n == nil || err != nil {
 		return blockers, err
 	}
-	if blockers, err = e.rightsTo(ctx, a, patchRight); err != nil || r.Type != "node.uncordon" {
-		return blockers, err
+	missing, err := e.rightsTo(ctx, patchRight)
+	if err != nil {
+		return nil, fmt.Errorf("preview %s: %w", r.Type, err)
 	}
-	var p struct {
-		TakeOver bool `json:"take_over"`
+	blockers = lacking(n.Name, missing)
+	var w wish
+	what := strings.TrimPrefix(r.Type, "node.")
+	if r.Type == "node.uncordon" {
+		var p uncordonPayload
+		if err := decode(r.Payload, &p); err != nil {
+			return []protocol.Blocker{{Code: "invalid_payload", Resource: r.TargetName, Detail: err.Error()}}, nil
+		}
+		w, _ = p.toUncordon(n)
+	} else {
+		w = e.toCordon(a, n, &placing{})
 	}
-	if err := decode(r.Payload, &p); err != nil {
-		return []protocol.Blocker{{Code: "invalid_payload", Resource: r.TargetName, Detail: err.Error()}}, nil
+	switch {
+	case w.stop != nil:
+		return append(blockers, protocol.Blocker{Code: w.stop.ErrorCode, Resource: "node/" + n.Name, Detail: w.stop.Detail}), nil
+	case w.done != "" || len(missing) > 0:
+		return blockers, nil
 	}
-	if c := CordonOf(n); c != nil && c.Owner != "opsplane" && !p.TakeOver {
-		blockers = append(blockers, protocol.Blocker{Code: "cordon_not_owned", Resource: "node/" + n.Name,
-			Detail: fmt.Sprintf("node %s was cordoned by somebody else: %s", n.Name, describe(c))})
+	refused, err := e.rehearsePatch(ctx, a, what, n, w.set)
+	if denied := cluster.Denied("node/"+n.Name, err); denied != nil {
+		return append(blockers, *denied), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("preview %s: %w", r.Type, err)
+	}
+	if refused != nil {
+		blockers = append(blockers, refused.blocker(n.Name))
 	}
 	return blockers, nil
 }

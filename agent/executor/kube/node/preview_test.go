@@ -23,6 +23,7 @@ import (
 // permit lets the fake grant every right but some, named VERB RESOURCE: in access
 // reviews, and for reads.
 func permit(client *fake.Clientset, but ...string) {
+	rehearsals(client, nil)
 	lacks := func(verb, resource, sub string) bool {
 		for _, b := range but {
 			if b == strings.TrimSuffix(verb+" "+resource+"/"+sub, "/") {
@@ -63,12 +64,13 @@ func TestPreviewTellsWhatTheRunMeets(t *testing.T) {
 		want         []string      // code and rule of each blocker
 		says         string        // in the first one's detail
 	}{
-		"nothing":                         {},
-		"a webhook that cannot be asked":  {eviction: dead, want: []string{"eviction_refused webhook/guard.example.com"}, says: "connection refused"},
-		"an error of the API server":      {eviction: apierrors.NewInternalError(errors.New("etcd is sad")), want: []string{"api_error api_server"}, says: "etcd is sad"},
-		"an eviction that hangs":          {hangs: true, want: []string{"api_error api_server"}, says: "did not say within 3s"},
-		"an API server that is busy":      {eviction: apierrors.NewTooManyRequests("busy", 1)},
-		"a webhook that knows no dry run": {eviction: apierrors.NewBadRequest(`admission webhook "guard.example.com" does not support dry run`)},
+		"nothing":                        {},
+		"a webhook that cannot be asked": {eviction: dead, want: []string{"eviction_refused webhook/guard.example.com"}, says: "connection refused"},
+		"an error of the API server":     {eviction: apierrors.NewInternalError(errors.New("etcd is sad")), want: []string{"api_error api_server"}, says: "etcd is sad"},
+		"an eviction that hangs":         {hangs: true, want: []string{"api_error api_server"}, says: "did not say within 3s"},
+		"an API server that is busy":     {eviction: apierrors.NewTooManyRequests("busy", 1)},
+		"a webhook that knows no dry run": {eviction: apierrors.NewBadRequest(`admission webhook "guard.example.com" does not support dry run`),
+			want: []string{"not_rehearsed webhook/guard.example.com"}, says: "cannot be told beforehand"},
 		"no right to evict": {lacks: []string{"create pods/eviction"}, eviction: denied("create", "pods/eviction"),
 			want: []string{"forbidden rbac"}, says: "lacks the right to create pods/eviction"},
 		"no right to patch":                  {lacks: []string{"patch nodes"}, want: []string{"forbidden rbac"}, says: "lacks the right to patch nodes, which it needs to cordon"},

@@ -23,6 +23,7 @@ type refusal struct {
 	// budget is the version of the disruption budget that refused, by its key: the
 	// eviction is asked for again as soon as that changes.
 	budget, version string
+	away            bool // who would have to be asked does not answer
 }
 
 // Names that the API server puts in the message of a denial; nothing else of it

@@ -90,8 +90,9 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		all := budgets(p.pod.Namespace)
 		h := rule(all, p.pod)
 		_, since, _, err := d.budgets.State()
+		var old *hold // what is known of its budget may be old: the API server decides, once it answers
 		if err != nil && h != nil && h.code == "pdb" {
-			h = nil // what is known of it may be old: the API server decides
+			old, h = h, nil
 		}
 		if d.chosen && apierrors.IsForbidden(err) && time.Since(since) > cluster.DeniedFor { // a drain's preflight says so
 			o := broken(err)
@@ -113,10 +114,16 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 			l.holds = append(l.holds, held{*h, "pod/" + p.name, p})
 		case d.isOwn(p.pod) && !force && !d.wasHanded():
 			l.onlyOwn = len(l.waiting) == 1
+		case old != nil && force:
+			p.heldBy = old.why
+			add(p, withGrace)
+		case old != nil && l.away:
+			old.why += ", when that was heard last"
+			l.holds = append(l.holds, held{*old, "pod/" + p.name, p})
 		case room <= 0:
-		case d.allowances.take(now, all, p.pod):
+		case old != nil, d.allowances.take(now, all, p.pod):
 			add(p, 0)
-		default: // other evictions take what the budget allows
+		default: // other drains of this agent take what the budget allows, or somebody else did just now
 			b := selecting(all, p.pod)[0]
 			l.holds = append(l.holds, held{hold{code: "pdb", rule: "pdb/" + b.key(), why: b.String() + ", which other evictions take", act: b.act()}, "pod/" + p.name, p})
 			l.wake(refill)
@@ -227,19 +234,29 @@ func (d *drive) summary(l *look) string {
 // message says how far the drain is and what it waits for.
 func (d *drive) message(l *look) string {
 	s := d.summary(l)
-	h := l.first()
-	switch {
+	switch h := l.first(); {
 	case h == nil:
 	case h.code == "api_unavailable":
 		s += "; " + h.why
+	case h.pod == nil:
+		s += ", waiting: " + h.why
 	default:
-		s += ", waiting for "
-		if h.pod != nil && !strings.HasPrefix(h.why, "pod ") {
-			s += "pod " + h.pod.name + ": "
-		}
-		s += h.why
+		s += waitingFor(h.pod.name, h.why)
 	}
 	return s
+}
+
+// waitingFor names the pod that is waited for and why, to follow on what is said of
+// the pods.
+func waitingFor(pod, why string) string {
+	pod = "pod " + pod
+	switch rest, named := strings.CutPrefix(why, pod); {
+	case named && strings.HasPrefix(rest, ":"):
+		return ", waiting for " + why
+	case named:
+		return ", waiting for " + pod + ", which" + rest
+	}
+	return ", waiting for " + pod + ": " + why
 }
 
 // tell shows how far the drain is and everything that holds it up.
@@ -253,16 +270,4 @@ func (d *drive) tell(l *look) {
 		list[i] = protocol.Blocker{Code: h.code, Resource: h.resource, Rule: h.rule, Detail: h.why}
 	}
 	d.t.Blocked(ahead(d.t, d.p, list))
-}
-
-// wasHanded tells whether this agent has handed the operation back before.
-func (d *drive) wasHanded() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	_, was := d.handed[d.handedKey()]
-	return was
-}
-
-func (d *drive) handedKey() string {
-	return fmt.Sprintf("%s/%d", d.t.Assignment.Operation, d.t.Assignment.Run)
 }

@@ -59,6 +59,8 @@ type planned struct {
 	not      time.Time
 	refusal  *refusal
 	noted    bool   // that it was evicted although nothing starts it again
+	noGrace  bool   // a call was taken, or may have been, that waits for no kubelet
+	held     string // what kept it when it was looked at last
 	heldBy   string // what kept it when it was deleted
 	served   time.Time
 	dangling string // the service that still names it though it is gone
@@ -105,7 +107,10 @@ type session struct {
 
 	record *record
 	plan   map[types.UID]*planned
-	came   map[types.UID]string // pods that came after the plan, left alone
+	came   map[types.UID]string   // pods that came after the plan, left alone
+	late   map[types.UID]*planned // that came after the plan, and that the drain may not evict
+	// goneAt is when the node was seen to be gone; zero: it is there.
+	goneAt time.Time
 
 	// final is what confirm read, for Observe.
 	final *reading
@@ -209,8 +214,10 @@ func (s *session) slim() {
 	s.close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.plan {
-		p.pod, p.verdict = nil, verdict{}
+	for _, plan := range []map[types.UID]*planned{s.plan, s.late} {
+		for _, p := range plan {
+			p.pod, p.verdict = nil, verdict{}
+		}
 	}
 	s.node, s.final = nil, nil
 }
@@ -269,6 +276,9 @@ func (e *drainer) timed(f func(ctx context.Context, t *executor.Task, s *session
 		defer func() { s.spent(t.Step.Name, begin, e.c.Now().Sub(begin)) }()
 		o := f(ctx, t, s)
 		s.closeNode()
+		if nodeLost(o.ErrorCode) {
+			s.lost(e.c.Now())
+		}
 		if o.Class == operation.OutcomeDone && t.Step.Name != "confirm" && !t.Step.Cleanup {
 			s.rest()
 		} else {
@@ -276,6 +286,24 @@ func (e *drainer) timed(f func(ctx context.Context, t *executor.Task, s *session
 		}
 		return o
 	})
+}
+
+// lost books when a node that was there is gone.
+func (s *session) lost(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.node != nil && s.goneAt.IsZero() {
+		s.goneAt = now
+	}
+}
+
+func (s *session) keepLate(p *planned) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.late == nil {
+		s.late = map[types.UID]*planned{}
+	}
+	s.late[p.uid] = p
 }
 
 func (s *session) spent(name string, began time.Time, d time.Duration) {

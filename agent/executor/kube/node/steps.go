@@ -43,18 +43,23 @@ func (e *drainer) cordonPlanned(ctx context.Context, t *executor.Task, s *sessio
 		if err != nil {
 			return broken(err)
 		}
-		r, p.node = newRecord(t, s, sv.verdicts), n
+		r, p.node = e.newRecord(t.Assignment, s.began, n, sv.verdicts), n
 	}
-	now := e.c.Now().UTC()
-	r.Planned = now
-	p.record = r
+	placed := *r // it tells of a cordon only once there is one
+	placed.Planned = e.c.Now().UTC()
+	p.record = &placed
 	o := e.cordon(ctx, t, p)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.record = p.record
-	if o.Class == operation.OutcomeDone {
-		s.node, s.nodeAt = p.node, e.c.Now()
+	if o.Class != operation.OutcomeDone {
+		s.record = r
+		return o
 	}
+	s.record, s.node, s.nodeAt = p.record, p.node, e.c.Now()
+	if on := readRecord(p.node, t.Assignment); on != nil && !on.Cut { // of an earlier try, whose answer was lost
+		s.record = on
+	}
+	o.Detail += s.record.account()
 	return o
 }
 
@@ -238,13 +243,13 @@ func (e *drainer) probeDrain(ctx context.Context, t *executor.Task, done func(r 
 func (e *drainer) holdUp(n *corev1.Node, sv *survey, r tally) string {
 	for _, v := range r.left {
 		if h := rule(sv.budgets, v.pod); v.kind == toEvict && h != nil {
-			return fmt.Sprintf(", waiting for pod %s: %s", key(v.pod), h.why)
+			return waitingFor(key(v.pod), h.why)
 		}
 	}
 	for _, v := range r.left {
 		if v.kind == stopping {
 			_, _, why := staying(&session{node: n}, &planned{pod: v.pod}, e.c.Now())
-			return fmt.Sprintf(", waiting for pod %s: %s", key(v.pod), why)
+			return waitingFor(key(v.pod), why)
 		}
 	}
 	return ""

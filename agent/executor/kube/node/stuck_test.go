@@ -141,7 +141,7 @@ func TestForcedPodThatStays(t *testing.T) {
 	pod := aPod("stuck", withHold, ago(time.Hour))
 	p := &planned{uid: pod.UID, name: key(pod), pod: pod, stage: withoutGrace, forced: "deleted without grace"}
 	d := &details{}
-	d.add(nil, p, pod, &reading{node: theNode(true), at: time.Now()})
+	d.add(p, pod, &reading{node: theNode(true), at: time.Now()}, false)
 	if o := d.Pods[0]; o.Forced || d.Counts.Forced != 0 || o.Outcome != outcomeStopping || !strings.Contains(o.Detail, "its finalizer example.com/hold is not removed, though it was deleted without grace") {
 		t.Errorf("%+v, %+v", o, d.Counts)
 	}

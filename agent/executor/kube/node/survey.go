@@ -102,7 +102,7 @@ func (e *drainer) judge(ctx context.Context, p payload, s *survey) error {
 	s.verdicts = p.judge(s.pods, orphans)
 	spaces := map[string]bool{}
 	for _, v := range s.verdicts {
-		if v.kind == toEvict && v.code == "" {
+		if v.kind == toEvict {
 			spaces[v.pod.Namespace] = true
 		}
 	}
@@ -149,19 +149,34 @@ func (e *drainer) orphans(ctx context.Context, p payload, pods []*corev1.Pod) (m
 	return found, nil
 }
 
-// refusal finds what no drain with this payload gets past: nothing is touched.
+// refusal finds what no drain with this payload gets past: nothing is touched. It
+// names every rule of the first pod, and how many others there are.
 func (s *survey) refusal(p payload) (code, why string) {
+	others := 0
 	for _, v := range s.verdicts {
-		if v.code != "" {
-			return v.code, v.why
-		}
-	}
-	for _, v := range s.verdicts {
+		c, w := v.refuses()
 		if h := rule(s.budgets, v.pod); v.kind == toEvict && h != nil && h.code == "two_pdbs" && p.OnDeadline != onDeadlineForce {
-			return h.code, h.why
+			if c == "" {
+				c, w = h.code, h.why
+			} else {
+				w += "; " + strings.TrimPrefix(h.why, "pod "+key(v.pod)+" ")
+			}
+		}
+		switch {
+		case c == "":
+		case code == "" || code == "two_pdbs" && c != code: // what a payload can allow comes first
+			if code != "" {
+				others++
+			}
+			code, why = c, w
+		default:
+			others++
 		}
 	}
-	return "", ""
+	if others > 0 {
+		why += fmt.Sprintf("; and %d more pods are refused", others)
+	}
+	return code, why
 }
 
 // rehearse asks the API server for evictions that it only judges: what a disruption
@@ -172,7 +187,7 @@ func (e *drainer) rehearse(ctx context.Context, p payload, s *survey) (map[types
 	groups := map[string][]*corev1.Pod{}
 	var order []string
 	for _, v := range s.verdicts {
-		if v.kind != toEvict || v.code != "" || rule(s.budgets, v.pod) != nil {
+		if v.kind != toEvict {
 			continue
 		}
 		k := alike(v.pod, s.budgets)
@@ -243,7 +258,11 @@ func (e *drainer) dryRun(ctx context.Context, p payload, pod *corev1.Pod, budget
 	switch {
 	case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err): // it would go, or is gone
 		return nil, nil
-	case apierrors.IsBadRequest(err): // a webhook without dry run
+	case apierrors.IsBadRequest(err):
+		if m := withoutDryRun.FindStringSubmatch(err.Error()); m != nil {
+			return &refusal{code: codeUntold, rule: "webhook/" + m[1],
+				why: fmt.Sprintf("whether webhook %s takes the evictions cannot be told beforehand: it declares side effects, and so is asked by no dry run", m[1])}, nil
+		}
 		return nil, nil
 	case asked.Err() != nil:
 		return nil, nil

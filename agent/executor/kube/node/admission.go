@@ -1,0 +1,135 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// Codes of what admission makes of a patch.
+const (
+	codeRefused = "admission_refused"
+	// codeUntold: a webhook does not say beforehand. It stands in nobody's way: what it
+	// says to the patch itself is met then.
+	codeUntold = "not_rehearsed"
+)
+
+// A webhook that declares side effects, which only an old registration can, is asked
+// by no dry run.
+// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#side-effects
+var withoutDryRun = regexp.MustCompile(`admission webhook "([^"]+)" does not support dry run`)
+
+// refusedPatch reads whether admission refused a patch; nil: it was something else.
+// Webhooks refuse with whatever status they like, also with those that mean a
+// conflict or a busy server from anybody else: so the message comes first.
+func refusedPatch(err error, what, node string) *refusal {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return nil
+	}
+	st := status.Status()
+	r := &refusal{code: codeRefused, why: fmt.Sprintf("%s of node %s is refused: %s", what, node, st.Message)}
+	by := func(kind, name, then string) *refusal {
+		r.rule = kind + "/" + name
+		r.act = fmt.Sprintf(then, kind+" "+name) + ", then retry"
+		return r
+	}
+	const ask = "ask the owner of admission %s, which refuses it"
+	switch {
+	case withoutDryRun.MatchString(st.Message):
+		r.code = codeUntold
+		r.rule = "webhook/" + withoutDryRun.FindStringSubmatch(st.Message)[1]
+		r.why = fmt.Sprintf("whether %s takes the %s of node %s cannot be told beforehand: it declares side effects, and so is asked by no dry run", r.rule, what, node)
+		return r
+	case st.Code >= http.StatusInternalServerError && deadWebhook.MatchString(st.Message):
+		r.away = true
+		return by("webhook", deadWebhook.FindStringSubmatch(st.Message)[1], "bring back what answers for admission %s, or take it away")
+	case deniedByWebhook.MatchString(st.Message):
+		return by("webhook", deniedByWebhook.FindStringSubmatch(st.Message)[1], ask)
+	case deniedByPolicy.MatchString(st.Message):
+		return by("policy", deniedByPolicy.FindStringSubmatch(st.Message)[1], ask)
+	}
+	return nil
+}
+
+// refusedUnnamed is of what the API server refused without a word on who did.
+func refusedUnnamed(err error, what, node string) *refusal {
+	return &refusal{code: codeRefused, rule: "admission", why: fmt.Sprintf("%s of node %s is refused: %v", what, node, err)}
+}
+
+// outcome is of a step whose patch was refused. What cannot be asked may come back.
+func (r *refusal) outcome() executor.Outcome {
+	o := executor.Permanent(r.code, r.why)
+	if r.away {
+		o = executor.Transient(r.code, r.why)
+		o.After = denialLeast
+	}
+	if r.act != "" {
+		o.ActionText = r.act
+	}
+	return o
+}
+
+// blocker is the refusal as what stands in the way of a patch of the node.
+func (r *refusal) blocker(node string) protocol.Blocker {
+	return protocol.Blocker{Code: r.code, Resource: "node/" + node, Rule: r.rule, Detail: r.why}
+}
+
+// rehearsePatch asks the API server for a patch of the node that it only judges, so
+// that what refuses it is named before anything is touched: policies, webhooks that
+// refuse or cannot be asked. nil: it would be taken, or the node changed meanwhile.
+// A refusal of codeRefused is one that the patch itself meets; any other leaves open
+// what it meets. The error is of a call that was not answered, or of a missing right.
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#dry-run
+func (e *nodes) rehearsePatch(ctx context.Context, a *protocol.Assignment, what string, n *corev1.Node, set change) (*refusal, error) {
+	body, err := set.body(n, markOf(a))
+	if err != nil {
+		return nil, err
+	}
+	asked := ctx
+	ctx, cancel := context.WithTimeout(ctx, dryRunFor)
+	defer cancel()
+	_, err = e.c.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body,
+		metav1.PatchOptions{FieldManager: fieldManager, DryRun: []string{metav1.DryRunAll}})
+	if err == nil {
+		return nil, nil
+	}
+	if r := refusedPatch(err, what, n.Name); r != nil {
+		return r, nil
+	}
+	var status apierrors.APIStatus
+	switch {
+	case asked.Err() != nil, apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return nil, nil // the patch itself reads again
+	case apierrors.IsTimeout(err), apierrors.IsServerTimeout(err), ctx.Err() != nil:
+		return &refusal{code: "api_error", rule: "api_server", why: fmt.Sprintf("the API server did not say within %s whether it takes the %s of node %s: a webhook may hang", dryRunFor, what, n.Name)}, nil
+	case apierrors.IsForbidden(err):
+		switch has, unknown := e.has(asked, patchRight); {
+		case unknown != nil:
+			return nil, unknown
+		case !has:
+			return nil, fmt.Errorf("rehearse the %s of node %s: %w", what, n.Name, err)
+		}
+		return refusedUnnamed(err, what, n.Name), nil
+	case !errors.As(err, &status), apierrors.IsTooManyRequests(err), apierrors.IsServiceUnavailable(err), apierrors.IsUnauthorized(err):
+		return nil, nil // it says nothing of this patch
+	case status.Status().Code < http.StatusInternalServerError:
+		return refusedUnnamed(err, what, n.Name), nil
+	}
+	return &refusal{code: "api_error", rule: "api_server", why: fmt.Sprintf("the API server fails at the %s of node %s: %v", what, n.Name, err)}, nil
+}
+
+func markOf(a *protocol.Assignment) cluster.Mark {
+	return cluster.MarkOf(&executor.Task{Assignment: a})
+}
