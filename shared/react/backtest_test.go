@@ -29,7 +29,7 @@ func (b *bench) fill(stream string, n int, typ string) {
 }
 
 // lasting is a context in which so much time is left whenever it is asked, however
-// long the machine takes, and which does not end.
+// long the machine takes, and which does not end before the one within.
 type lasting struct {
 	context.Context
 	left time.Duration
@@ -58,8 +58,13 @@ func TestBacktestWhoseTimeIsUp(t *testing.T) {
 		{"the last stream takes it", 900 * time.Millisecond, []string{stream}, backtestBatch, t0.Add((backtestBatch - 1) * time.Millisecond)},
 		{"there is enough", time.Hour, []string{stream, second}, 3000, b.clock()},
 	} {
-		ctx := lasting{t.Context(), tt.left}
-		got, err := b.service.Backtest(ctx, Backtest{Rule: rule, Streams: tt.streams, Since: t0})
+		within := time.Hour
+		if tt.left < 0 {
+			within = tt.left
+		}
+		over, cancel := context.WithTimeout(t.Context(), within)
+		got, err := b.service.Backtest(lasting{over, tt.left}, Backtest{Rule: rule, Streams: tt.streams, Since: t0})
+		cancel()
 		if err != nil || got.Complete != (tt.left == time.Hour) || got.Judged != tt.judged || !got.Through.Equal(tt.through) {
 			t.Errorf("%s: complete %v, judged %d through %s, %v; want %d through %s", tt.name, got.Complete, got.Judged, got.Through, err, tt.judged, tt.through)
 		}
