@@ -20,8 +20,21 @@ const (
 	codeCreateRefused = "create_refused" // an admission policy refuses the pods
 	codeUnschedulable = "unschedulable"
 	codeDeadline      = "progress_deadline_exceeded"
-	codeTerminating   = "terminating" // an old pod that has not gone
+	codeTerminating   = "terminating"  // a pod that has not gone
+	codeOverdue       = "stop_overdue" // one whose grace is over
+	codeFinalizer     = "finalizer"    // of one
 	codePaused        = "paused"
+	codeOnDelete      = "on_delete"
+	codePartition     = "partition_raised"
+	codeScaled        = "scaled_down"
+	codeSilent        = "controller_silent"
+)
+
+// What holds a rollout by the object's own word.
+const (
+	onDelete      = "OnDelete"
+	ruleStrategy  = "spec.updateStrategy"
+	rulePartition = "partition"
 )
 
 // maxMessage bounds what a container or a policy said, in bytes.
@@ -39,20 +52,29 @@ type cause struct {
 	detail   string
 	since    time.Time // zero: the API server does not say
 	pods     int
+	rest     string // what becomes of the rollout if nobody waits for it; "": restGoesOn
+	held     bool   // it is somebody's will
+	old      bool   // it is of a pod of before
 }
+
+const restGoesOn = "the cluster rolls on by itself"
 
 // hopeless tells whether no waiting mends it.
 func (c cause) hopeless() bool {
-	return c.code == codeImagePull || c.code == codeCrashLoop || c.code == codeConfig
+	return !c.old && (c.code == codeImagePull || c.code == codeCrashLoop || c.code == codeConfig)
 }
 
 func (c cause) key() string { return c.code + "\x00" + c.rule }
 
-// rank orders causes: what the pods themselves say comes before what keeps pods
-// from being made or placed.
-func (c cause) rank() int {
-	return slices.Index([]string{codeConfig, codeImagePull, codeCrashLoop, codePaused, codeQuota, codeCreateRefused, codeUnschedulable}, c.code)
-}
+// ranks are the order of causes: what the pods themselves say comes before what
+// somebody wants, and that before what keeps pods from going, being made or placed.
+var ranks = []string{codeConfig, codeImagePull, codeCrashLoop, codePaused, codeOnDelete, codePartition, codeScaled, codeSilent,
+	codeFinalizer, codeOverdue, codeQuota, codeCreateRefused, codeUnschedulable}
+
+// heldCodes are those of rollout.holds.
+var heldCodes = []string{codePaused, codeOnDelete, codePartition, codeScaled}
+
+func (c cause) rank() int { return slices.Index(ranks, c.code) }
 
 // podCauses reads a pod that is not ready.
 func podCauses(p *corev1.Pod) []cause {
@@ -143,7 +165,8 @@ func refusedPods(resource, message string, since time.Time) cause {
 // https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#pausing-and-resuming-a-deployment
 func pausedCause(r *rollout) cause {
 	c := cause{code: codePaused, resource: "deployment/" + r.name(), rule: "spec.paused",
-		detail: fmt.Sprintf("the rollout of %s is paused (spec.paused): nothing goes on until somebody resumes it", r.name())}
+		detail: fmt.Sprintf("the rollout of %s is paused (spec.paused): nothing goes on until somebody resumes it", r.name()),
+		rest:   "the cluster rolls on once it is resumed", held: true}
 	for _, k := range conditionsOf(r.object) {
 		if k.Type == "Progressing" && k.Reason == "DeploymentPaused" {
 			c.since = k.LastTransitionTime.Time

@@ -1,6 +1,7 @@
 package deployment
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"time"
@@ -35,9 +36,7 @@ func (v *verdict) giveUp(s scene, b Bounds, left time.Duration, now time.Time) {
 		}
 	}
 	if now.Before(begins) {
-		if v.wake.IsZero() || begins.Before(v.wake) {
-			v.wake = begins
-		}
+		v.wakeAt(begins)
 		return
 	}
 	near := fmt.Sprintf("the operation's deadline is %s away", max(left, 0).Round(time.Second))
@@ -52,21 +51,31 @@ func (v *verdict) giveUp(s scene, b Bounds, left time.Duration, now time.Time) {
 // halted: the rollout goes on by itself, whatever becomes of the operation. What
 // stands in its way is why it did not come through in time; away: that was not seen.
 func (r *roller) halted(why string, s *scene, v verdict, away *cluster.Unanswered) executor.Outcome {
-	code, rest, first := "rolling", "the cluster rolls on by itself", ""
+	code, rest, first := "rolling", restGoesOn, ""
+	var held []protocol.Blocker // pods that have not gone
+	switch {
+	case v.rolled:
+		held = stopping(v.leaving, r.Now())
+	case len(v.causes) == 0:
+		held = stopping(v.stopping, r.Now())
+	}
 	switch {
 	case away != nil:
 		code, first, rest = cluster.CodeUnavailable, away.Error()+"; when it last did: ", "what became of it since is not known"
-	case v.rolled && len(v.old) > 0:
-		code, first = "interrupted", v.stopping(r.Now())[0].Detail+"; "
-	case !v.rolled && len(v.causes) > 0:
-		code, first = v.causes[0].code, v.causes[0].detail+"; "
-		if s.paused {
-			rest = "the cluster rolls on once it is resumed"
+	case len(held) > 0:
+		code, first, rest = held[0].Code, held[0].Detail+"; ", "the cluster rolls on when it has gone"
+		if v.rolled {
+			rest = "its new pods are all there"
 		}
+	case !v.rolled && len(v.causes) > 0:
+		code, first, rest = v.causes[0].code, v.causes[0].detail+"; ", cmp.Or(v.causes[0].rest, restGoesOn)
 	}
 	o := executor.Waiting(why, fmt.Sprintf("%s: %s%s; %s", s.name(), first, s, rest))
 	if why == "interrupted" {
 		_, o.ActionCode, o.ActionText = executor.Action(code)
+		if code == codeFinalizer {
+			o.ActionText = "see to it that the finalizer is removed, then roll again if need be: the restart itself is in force"
+		}
 	}
 	return o
 }

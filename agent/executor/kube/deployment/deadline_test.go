@@ -14,6 +14,7 @@ import (
 )
 
 const (
+	allNew   = `{"status":{"updatedReplicas":2}}`
 	isPaused = `{"spec":{"paused":true},"status":{"updatedReplicas":1}}`
 	noQuota  = `{"status":{"updatedReplicas":1,"conditions":[{"type":"ReplicaFailure","status":"True","reason":"FailedCreate","message":"exceeded quota: gpus, requested: 8"}]}}`
 )
@@ -77,8 +78,10 @@ func TestGiveUpBeforeTheDeadline(t *testing.T) {
 func TestHaltedNamesTheCause(t *testing.T) {
 	t.Parallel()
 	_, c := serve(t, "Deployment", nil)
+	c.Now = func() time.Time { return noon.Add(30 * time.Second) }
 	r := &roller{Cluster: c, bounds: DefaultBounds}
-	stopping := newPod("web-0", true, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: noon.Add(time.Minute)} })
+	both := []*corev1.Pod{newPod("web-1", false, isReady), newPod("web-2", false, isReady)}
+	going := newPod("web-0", true, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: noon.Add(time.Minute)} })
 	for name, tt := range map[string]struct {
 		patch  string
 		pods   []*corev1.Pod
@@ -89,14 +92,19 @@ func TestHaltedNamesTheCause(t *testing.T) {
 		"quota":   {noQuota, nil, "exceeded quota: gpus", "raise the namespace's quota"},
 		"paused":  {isPaused, nil, "the rollout of llm/web is paused", "resume the rollout"},
 		"nothing": {`{"status":{"updatedReplicas":1}}`, nil, "llm/web: 1 of 2 replicas updated, 2 ready; the cluster rolls on by itself", "find out what keeps"},
-		"old pod": {`{"status":{"updatedReplicas":2}}`, []*corev1.Pod{newPod("web-1", false, isReady), newPod("web-2", false, isReady), stopping}, "old pod web-0", "later deadline"},
+		"old pod": {allNew, append(both, going), "pod web-0 on node", "later deadline"},
+		"old pod with a finalizer": {allNew, append(both, newPod("web-0", true, func(p *corev1.Pod) {
+			p.DeletionTimestamp, p.Finalizers = &metav1.Time{Time: noon}, []string{"example.com/hold"}
+		})), "pod web-0 is held by finalizer example.com/hold", "finalizer is removed"},
+		"old pod on a dead node": {allNew, append(both, newPod("web-0", true, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: noon} })),
+			"pod web-0 should have stopped: the kubelet", "bring the pod's node back"},
 	} {
 		s := &scene{rollout: merged(t, restarted(t, object(t, deployments, web), by, noon), []byte(tt.patch)), pods: tt.pods}
-		o := r.halted("interrupted", s, s.judge(by, DefaultBounds, false, map[string]time.Time{}, noon.Add(time.Minute)), nil)
+		o := r.halted("interrupted", s, s.judge(by, DefaultBounds, false, map[string]time.Time{}, c.Now()), nil)
 		if o.Class != operation.OutcomeWaiting || !strings.Contains(o.Detail, tt.detail) || !strings.Contains(o.ActionText, tt.text) || strings.Count(o.Detail, s.String()) != 1 {
 			t.Errorf("%s: %s; next action %s: %s", name, o.Detail, o.ActionCode, o.ActionText)
 		}
-		if rolls := strings.Contains(o.Detail, "rolls on by itself"); rolls == (name == "paused") {
+		if rolls := strings.Contains(o.Detail, "rolls on by itself"); rolls == (name == "paused" || strings.HasPrefix(name, "old pod")) {
 			t.Errorf("%s: %s", name, o.Detail)
 		}
 	}
@@ -109,7 +117,7 @@ func TestPausedIsACause(t *testing.T) {
 	d := merged(t, restarted(t, object(t, deployments, web), by, noon),
 		[]byte(`{"spec":{"paused":true},"status":{"updatedReplicas":1,"conditions":[{"type":"Progressing","status":"Unknown","reason":"DeploymentPaused","lastTransitionTime":"2026-05-04T12:00:02Z"}]}}`))
 	s := scene{rollout: d, pods: []*corev1.Pod{newPod("web-3", false, waiting("ImagePullBackOff", "no such image"))}}
-	list := s.judge(by, DefaultBounds, false, map[string]time.Time{}, noon.Add(time.Hour)).blockers()
+	list := s.judge(by, DefaultBounds, false, map[string]time.Time{}, noon.Add(time.Hour)).blockers(noon.Add(time.Hour))
 	if len(list) != 2 || list[0].Code != codeImagePull || list[1].Code != codePaused || list[1].Rule != "spec.paused" || list[1].Resource != "deployment/llm/web" || !list[1].Since.Equal(noon.Add(2*time.Second)) {
 		t.Errorf("blockers %+v", list)
 	}

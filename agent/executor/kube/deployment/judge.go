@@ -1,13 +1,18 @@
 package deployment
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -20,7 +25,8 @@ const maxNamed = 5
 type scene struct {
 	*rollout
 	pods   []*corev1.Pod
-	events []cause // why the controller could not make pods
+	sets   map[types.UID]types.UID // of a Deployment's ReplicaSets and of others that look alike: whose each is
+	events []cause                 // why the controller could not make pods
 }
 
 // verdict is how a rollout stands.
@@ -28,9 +34,18 @@ type verdict struct {
 	rolled     bool // the new replicas are all there and ready
 	code, why  string
 	causes     []cause
-	old        []*corev1.Pod // pods of before that are still there
+	renewed    int           // ready pods of the restarted template
+	old        []*corev1.Pod // pods of before that are still there, in the order of their replicas
+	leaving    []*corev1.Pod // those of old that no partition keeps
+	stopping   []*corev1.Pod // that the next one is made after
 	progressed time.Time     // when it last went on
 	wake       time.Time     // when time alone changes the verdict; zero: never
+}
+
+func (v *verdict) wakeAt(t time.Time) {
+	if !t.IsZero() && (v.wake.IsZero() || t.Before(v.wake)) {
+		v.wake = t
+	}
 }
 
 // settled tells whether the controller has nothing left to do.
@@ -42,15 +57,33 @@ func (r *rollout) settled() bool {
 
 // owned tells whether the pod is the object's own and not one of another that
 // the selector happens to match.
-func (r *rollout) owned(p *corev1.Pod) bool {
+func (s scene) owned(p *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(p)
-	switch r.kind {
+	switch s.kind {
 	case deployments:
-		return owner != nil && owner.Kind == "ReplicaSet" && owner.Name == r.object.GetName()+"-"+p.Labels["pod-template-hash"]
+		if owner == nil {
+			return false
+		}
+		if of, known := s.sets[owner.UID]; known {
+			return of == s.object.GetUID()
+		}
+		// Its ReplicaSet is gone, as one is that no history keeps: the pods stop.
+		return owner.Kind == "ReplicaSet" && owner.Name == setName(s.object.GetName(), p.Labels[appsv1.DefaultDeploymentUniqueLabelKey])
 	case statefulSets:
-		return owner != nil && owner.UID == r.object.GetUID()
+		return owner != nil && owner.UID == s.object.GetUID()
 	}
 	return true
+}
+
+// setName is how the Deployment controller names the ReplicaSet of a template's hash.
+// https://github.com/kubernetes/kubernetes/blob/v1.37.2/pkg/controller/deployment/sync.go#L559
+func setName(deployment, hash string) string {
+	return deployment[:min(len(deployment), max(0, validation.DNS1123SubdomainMaxLength-1-len(hash)))] + "-" + hash
+}
+
+// ended: it was given up, and another is in its place.
+func ended(p *corev1.Pod) bool {
+	return p.DeletionTimestamp == nil && (p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded)
 }
 
 // renewed tells whether the pod was made from the restarted template. A
@@ -63,27 +96,41 @@ func (r *rollout) renewed(p *corev1.Pod, by cluster.Mark) bool {
 	return marked && on.SameRun(by)
 }
 
-// judge tells how the rollout that by began stands. seen keeps since when a cause
-// is known, from one judgement to the next.
-func (s scene) judge(by cluster.Mark, b Bounds, undo bool, seen map[string]time.Time, now time.Time) verdict {
-	var v verdict
+// inPlace: a pod is made only when the one whose place it takes has gone.
+func (r *rollout) inPlace() bool {
+	return r.kind == statefulSets || r.kind == leaderWorkerSets || r.strategy == "Recreate"
+}
+
+// sort reads the pods: which are new, which of before, and what they say.
+func (v *verdict) sort(s scene, by cluster.Mark, now time.Time) []cause {
 	var list []cause
-	renewed := 0
-	if s.record != nil {
-		v.progressed = s.record.At
-	}
 	later := func(t time.Time) {
 		if t.After(v.progressed) {
 			v.progressed = t
 		}
 	}
 	for _, p := range s.pods {
-		if !s.owned(p) || p.DeletionTimestamp == nil && (p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded) {
+		if !s.owned(p) || ended(p) {
 			continue
 		}
+		if p.DeletionTimestamp != nil && s.inPlace() {
+			v.stopping = append(v.stopping, p)
+			c, is, wake := stopCause(p, now)
+			if is {
+				list = append(list, c)
+			}
+			v.wakeAt(wake)
+		}
 		if !s.renewed(p, by) {
-			if s.kind != dynamoGraphs { // told by their age, which clocks tell differently: there the operator's word counts
-				v.old = append(v.old, p)
+			if s.kind == dynamoGraphs { // told by their age, which clocks tell differently: there the operator's word counts
+				continue
+			}
+			v.old = append(v.old, p)
+			if s.kind == statefulSets && s.ordered { // the first that is not ready holds all the others up
+				for _, c := range podCauses(p) {
+					c.old = true
+					list = append(list, c)
+				}
 			}
 			continue
 		}
@@ -91,32 +138,82 @@ func (s scene) judge(by cluster.Mark, b Bounds, undo bool, seen map[string]time.
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
 				later(c.LastTransitionTime.Time)
-				renewed++
+				if p.DeletionTimestamp == nil {
+					v.renewed++
+				}
 			}
 		}
 		list = append(list, podCauses(p)...)
 	}
-	slices.SortFunc(v.old, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
-	if s.paused {
-		list = append(list, pausedCause(s.rollout))
+	slices.SortFunc(v.old, byReplica)
+	keeps := s.kept() * s.podsEach
+	for _, p := range v.old {
+		if p.DeletionTimestamp == nil && keeps > 0 { // of the lowest ordinals
+			keeps--
+			continue
+		}
+		v.leaving = append(v.leaving, p)
 	}
-	list = append(append(list, s.refused...), s.events...)
+	return list
+}
+
+// byReplica orders pods by their ordinals, where they have any.
+func byReplica(a, b *corev1.Pod) int {
+	return cmp.Or(cmp.Compare(ordinal(a), ordinal(b)), strings.Compare(a.Name, b.Name))
+}
+
+// ordinal is the label of a StatefulSet's or LeaderWorkerSet's pod, or the end of its
+// name, which is all that an older controller writes.
+// https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/#pod-index-label
+func ordinal(p *corev1.Pod) int {
+	for _, text := range []string{p.Labels[labelGroupIndex], p.Labels[appsv1.PodIndexLabel], p.Name[strings.LastIndexByte(p.Name, '-')+1:]} {
+		if n, err := strconv.Atoi(text); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+// judge tells how the rollout that by began stands. seen keeps since when a cause
+// is known, from one judgement to the next.
+func (s scene) judge(by cluster.Mark, b Bounds, undo bool, seen map[string]time.Time, now time.Time) verdict {
+	var v verdict
+	if s.record != nil {
+		v.progressed = s.record.At
+	}
+	list := v.sort(s, by, now)
+	list = append(append(append(list, s.holds()...), s.refused...), s.events...)
 	v.causes = sum(list)
+	switch {
+	case s.object.GetDeletionTimestamp() != nil:
+		v.code, v.why = "deployment_gone", fmt.Sprintf("%s is being deleted: its controller rolls nothing (%s)", s.name(), s.rollout)
+	case s.kind == dynamoGraphs:
+		v.judgeGraph(s.rollout)
+	default:
+		v.rolled = s.settled() && s.updated >= s.target() && v.renewed >= s.target()*s.podsEach
+	}
+	v.rolled = v.rolled && !s.emptied()
+	if !v.rolled {
+		c, is, wake := s.silence(&v, b, seen, now)
+		if is {
+			v.causes = sum(append(v.causes, c))
+		}
+		v.wakeAt(wake)
+	}
+	for key := range seen { // what somebody wanted and wants no more
+		if slices.Contains(heldCodes, key[:strings.IndexByte(key, 0)]) && !slices.ContainsFunc(v.causes, func(c cause) bool { return c.key() == key }) {
+			delete(seen, key)
+		}
+	}
 	for i, c := range v.causes {
 		// A crash loop's container runs now and then: what was seen stays seen until
 		// the rollout goes on.
-		if at, known := seen[c.key()]; !known || at.Before(v.progressed) {
+		if at, known := seen[c.key()]; !known || !c.held && at.Before(v.progressed) {
 			seen[c.key()] = now
 		}
 		if c.since.IsZero() {
 			v.causes[i].since = seen[c.key()]
 		}
-	}
-	switch {
-	case s.kind == dynamoGraphs:
-		v.judgeGraph(s.rollout)
-	default:
-		v.rolled = s.settled() && renewed >= s.want*s.podsEach
 	}
 	if !v.rolled && v.code == "" {
 		v.fail(s, b, undo, seen, now)
@@ -141,19 +238,14 @@ func (v *verdict) judgeGraph(r *rollout) {
 
 // fail tells whether the rollout has failed, and when it will have.
 func (v *verdict) fail(s scene, b Bounds, undo bool, seen map[string]time.Time, now time.Time) {
-	wake := func(t time.Time) {
-		if v.wake.IsZero() || t.Before(v.wake) {
-			v.wake = t
-		}
-	}
 	stuck := ""
-	switch {
-	case s.exceeded != "":
+	// A Deployment's controller judges its rollout by what is wanted now: of one that
+	// was scaled to nothing it says that it came through.
+	if most := s.failsAfter(b); s.exceeded != "" {
 		stuck = fmt.Sprintf("%s: no replica got ready within its progress deadline (%s)", s.name(), s.rollout)
-	case !s.kind.ownDeadline:
-		most := s.bounded(b.Stall)
+	} else if most > 0 && (!s.kind.ownDeadline || s.emptied()) {
 		if end := v.progressed.Add(most); now.Before(end) {
-			wake(end)
+			v.wakeAt(end)
 		} else {
 			stuck = fmt.Sprintf("%s: no new pod was made or got ready for %s (%s)", s.name(), most, s.rollout)
 		}
@@ -171,42 +263,53 @@ func (v *verdict) fail(s scene, b Bounds, undo bool, seen map[string]time.Time, 
 			continue
 		}
 		if end := seen[c.key()].Add(b.Patience); now.Before(end) {
-			wake(end)
+			v.wakeAt(end)
 		} else if v.code == "" {
 			v.code, v.why = c.code, fmt.Sprintf("%s: %s (%s)", s.name(), c.detail, s.rollout)
 		}
 	}
 }
 
-// blockers words what holds the rollout up now, the worst first.
-func (v verdict) blockers() []protocol.Blocker {
+// blockers words what holds the rollout up now, the worst first; where nothing does,
+// the pods whose end the next ones are made after.
+func (v verdict) blockers(now time.Time) []protocol.Blocker {
+	if len(v.causes) == 0 {
+		return stopping(v.stopping, now)
+	}
 	var list []protocol.Blocker
 	for _, c := range v.causes {
-		b := protocol.Blocker{Code: c.code, Resource: c.resource, Rule: c.rule, Detail: c.detail}
-		if !c.since.IsZero() {
-			since := c.since.UTC()
-			b.Since = &since
-		}
-		list = append(list, b)
+		list = append(list, blocker(c))
 	}
 	return list
 }
 
-// stopping words the old pods that have not gone.
-func (v verdict) stopping(now time.Time) []protocol.Blocker {
-	var list []protocol.Blocker
-	for _, p := range v.old[:min(len(v.old), maxNamed)] {
-		b := protocol.Blocker{Code: codeTerminating, Resource: "pod/" + p.Namespace + "/" + p.Name, Rule: "grace period",
-			Detail: fmt.Sprintf("old pod %s on node %s is not asked to stop yet", p.Name, p.Spec.NodeName)}
-		if p.DeletionTimestamp != nil {
-			left := p.DeletionTimestamp.Sub(now).Round(time.Second)
-			b.Detail = fmt.Sprintf("old pod %s on node %s is stopping, %s of its grace period left", p.Name, p.Spec.NodeName, max(left, 0))
-			if len(p.Finalizers) > 0 {
-				b.Code, b.Rule = "finalizer", "finalizer "+p.Finalizers[0]
-				b.Detail = fmt.Sprintf("old pod %s is held by finalizer %s", p.Name, p.Finalizers[0])
-			}
-		}
-		list = append(list, b)
+func blocker(c cause) protocol.Blocker {
+	b := protocol.Blocker{Code: c.code, Resource: c.resource, Rule: c.rule, Detail: c.detail}
+	if !c.since.IsZero() {
+		since := c.since.UTC()
+		b.Since = &since
 	}
-	return list
+	return b
+}
+
+// stopping words pods that have not gone, those first that will not by themselves.
+func stopping(pods []*corev1.Pod, now time.Time) []protocol.Blocker {
+	var stuck, list []protocol.Blocker
+	for _, p := range pods {
+		if p.DeletionTimestamp == nil {
+			list = append(list, protocol.Blocker{Code: codeTerminating, Resource: "pod/" + p.Namespace + "/" + p.Name, Rule: "grace period",
+				Detail: fmt.Sprintf("old pod %s on node %s is not asked to stop yet", p.Name, p.Spec.NodeName)})
+			continue
+		}
+		c, late, _ := stopCause(p, now)
+		if late || c.code == codeFinalizer {
+			stuck = append(stuck, blocker(c))
+			continue
+		}
+		c.code, c.detail = codeTerminating, fmt.Sprintf("pod %s on node %s is stopping, %s of its grace period left", p.Name, p.Spec.NodeName, max(p.DeletionTimestamp.Sub(now).Round(time.Second), 0))
+		list = append(list, blocker(c))
+	}
+	slices.SortStableFunc(stuck, func(a, b protocol.Blocker) int { return strings.Compare(a.Code, b.Code) }) // a finalizer before a kubelet
+	list = append(stuck, list...)
+	return list[:min(len(list), maxNamed)]
 }

@@ -206,8 +206,8 @@ func TestJudge(t *testing.T) {
 	}{
 		{name: "rolled", pods: both, rolled: true},
 		{name: "rolled, an old one is stopping", pods: append([]*corev1.Pod{newPod("web-0", true, nil)}, both...), rolled: true, old: 1},
-		{name: "status tells of the template before", patch: `{"metadata":{"generation":4}}`, pods: both},
-		{name: "status says so, pods do not", pods: both[:1]},
+		{name: "status tells of the template before", patch: `{"metadata":{"generation":4}}`, pods: both, wakesIn: 8 * time.Second},
+		{name: "status says so, pods do not", pods: both[:1], wakesIn: 10 * time.Second},
 		{name: "another's pods", pods: append([]*corev1.Pod{func() *corev1.Pod {
 			p := newPod("other-0", true, nil)
 			p.OwnerReferences[0].Name = "other-h1"
@@ -215,8 +215,8 @@ func TestJudge(t *testing.T) {
 		}()}, both...), rolled: true},
 		{name: "image, before the deadline", patch: `{"status":{"updatedReplicas":1}}`, pods: []*corev1.Pod{broken}, causes: []string{codeImagePull}},
 		{name: "image, at the deadline", patch: exceeded, pods: []*corev1.Pod{broken}, code: codeImagePull, causes: []string{codeImagePull}},
-		{name: "deadline without a cause", patch: exceeded, code: codeDeadline},
-		{name: "old deadline", patch: strings.Replace(exceeded, `{"status"`, `{"metadata":{"generation":4},"status"`, 1)},
+		{name: "deadline without a cause", patch: exceeded, code: codeDeadline, wakesIn: 10 * time.Second},
+		{name: "old deadline", patch: strings.Replace(exceeded, `{"status"`, `{"metadata":{"generation":4},"status"`, 1), wakesIn: 8 * time.Second},
 		{name: "image, undo asked for", patch: `{"status":{"updatedReplicas":1}}`, pods: []*corev1.Pod{broken}, undo: true, causes: []string{codeImagePull}, wakesIn: 30 * time.Second},
 		{name: "image, undo asked for, patience over", patch: `{"status":{"updatedReplicas":1}}`, pods: []*corev1.Pod{broken}, undo: true, after: 30 * time.Second,
 			code: codeImagePull, causes: []string{codeImagePull}},

@@ -15,18 +15,22 @@ type kind struct {
 	annotated [][]string
 	// ownDeadline: the controller itself tells when a rollout is stuck for good.
 	ownDeadline bool
+	// controller is who carries a rollout out, in words.
+	controller string
 	// events: why pods are missing is told by events of the StatefulSet alone.
 	events bool
 }
 
+const controllerManager = "the controller manager (kube-controller-manager)"
+
 var (
 	deployments = &kind{
 		name: "Deployment", resources: []schema.GroupVersionResource{{Group: "apps", Version: "v1", Resource: "deployments"}},
-		template: []string{"spec", "template"}, annotated: [][]string{{"spec", "template"}}, ownDeadline: true,
+		template: []string{"spec", "template"}, annotated: [][]string{{"spec", "template"}}, ownDeadline: true, controller: controllerManager,
 	}
 	statefulSets = &kind{
 		name: "StatefulSet", resources: []schema.GroupVersionResource{{Group: "apps", Version: "v1", Resource: "statefulsets"}},
-		template: []string{"spec", "template"}, annotated: [][]string{{"spec", "template"}}, events: true,
+		template: []string{"spec", "template"}, annotated: [][]string{{"spec", "template"}}, events: true, controller: controllerManager,
 	}
 	// A change of spec.leaderWorkerTemplate makes a new revision of a
 	// LeaderWorkerSet; without a leader template the leaders use the workers'.
@@ -38,7 +42,7 @@ var (
 			{"spec", "leaderWorkerTemplate", "leaderTemplate"},
 			{"spec", "leaderWorkerTemplate", "workerTemplate"},
 		},
-		events: true,
+		events: true, controller: "the LeaderWorkerSet operator (lws-controller-manager)",
 	}
 	// https://github.com/ai-dynamo/dynamo/blob/main/deploy/operator/api/v1beta1/dynamographdeployment_types.go
 	dynamoGraphs = &kind{
@@ -47,6 +51,7 @@ var (
 			{Group: "nvidia.com", Version: "v1beta1", Resource: "dynamographdeployments"},
 			{Group: "nvidia.com", Version: "v1alpha1", Resource: "dynamographdeployments"},
 		},
+		controller: "the Dynamo operator",
 	}
 )
 
@@ -56,5 +61,6 @@ var kinds = []*kind{deployments, statefulSets, leaderWorkerSets, dynamoGraphs}
 // Labels by which the operators of the two CRDs name their pods' owner.
 const (
 	labelLeaderWorkerSet = "leaderworkerset.sigs.k8s.io/name"
+	labelGroupIndex      = "leaderworkerset.sigs.k8s.io/group-index"
 	labelDynamoGraph     = "nvidia.com/dynamo-graph-deployment-name"
 )

@@ -1,9 +1,13 @@
 package deployment
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -41,17 +45,53 @@ func (r *roller) observe(ctx context.Context, a *protocol.Assignment, end *execu
 			r.leftover(ctx, a, d, by, end)
 		}
 	}
-	end.Verified = append(end.Verified, fmt.Sprintf("%d of %d replicas updated", d.updated, d.want), fmt.Sprintf("%d of %d replicas ready", d.ready, d.desired))
+	end.Verified = append(end.Verified, tally(d.updated, d.target(), "updated"), tally(d.ready, d.desired, "ready"))
 }
 
-// leftover says what is not done of a restart that is in force.
+// details are a roll's own findings.
+type details struct {
+	Restarted int `json:"restarted"` // pods of the restarted template that are ready
+	Before    int `json:"before"`    // pods of a template before it
+	// Kept are those of them that a partition keeps, of Partition; at most maxKept
+	// are named.
+	Kept      []string `json:"kept,omitempty"`
+	Partition int      `json:"partition,omitempty"`
+}
+
+const maxKept = 100
+
+// leftover says what came of a restart that is in force, and what is not done of it.
 func (r *roller) leftover(ctx context.Context, a *protocol.Assignment, d *rollout, by cluster.Mark, end *executor.Ending) {
 	s, err := r.look(ctx, d)
-	if err != nil {
-		return // how far it is stays what the object says
+	if err != nil { // how far it is stays what the object says
+		end.NotVerified = append(end.NotVerified, "which pods are of before the restart")
+		return
 	}
 	v := s.judge(by, r.bounds, false, map[string]time.Time{}, r.Now())
+	for _, c := range s.holds() {
+		if !v.rolled || c.code == codeScaled {
+			end.Message += "; " + c.detail
+		}
+	}
+	if d.kind == dynamoGraphs { // its pods are told by the clock alone
+		if !v.rolled {
+			end.Leave(a, "wait", "the rollout is incomplete: "+cmp.Or(v.why, d.String()))
+		}
+		return
+	}
+	found := details{Restarted: v.renewed, Before: len(v.old)}
+	kept := len(v.old) - len(v.leaving)
+	if kept > 0 {
+		found.Partition = d.partition
+		for _, p := range v.old {
+			if len(found.Kept) < min(kept, maxKept) && !slices.Contains(v.leaving, p) {
+				found.Kept = append(found.Kept, p.Name)
+			}
+		}
+	}
+	end.Details, _ = json.Marshal(found) // plain values always marshal
 	switch {
+	case !v.rolled && s.emptied():
 	case !v.rolled:
 		why := v.why
 		if why == "" {
@@ -61,10 +101,19 @@ func (r *roller) leftover(ctx context.Context, a *protocol.Assignment, d *rollou
 			}
 		}
 		end.Leave(a, "wait", "the rollout is incomplete: "+why)
-	case len(v.old) > d.desired-d.want:
-		end.Leave(a, "confirm", fmt.Sprintf("%d old pods have not gone", len(v.old)))
+	case len(v.leaving) > 0:
+		end.Leave(a, "confirm", fmt.Sprintf("%d old pods have not gone", len(v.leaving)))
+	case d.desired == 0:
+		end.Verified = append(end.Verified, "it has no replicas: none was restarted")
+	case kept > 0:
+		end.Verified = append(end.Verified, fmt.Sprintf("%d pods restarted, %d of before are kept by a partition of %d", v.renewed, kept, d.partition))
+		named := strings.Join(found.Kept[:min(len(found.Kept), maxNamed)], ", ")
+		if kept > maxNamed {
+			named += ", ..."
+		}
+		end.NotVerified = append(end.NotVerified, fmt.Sprintf("a restart of the %d pods that a partition of %d keeps as they are: %s", kept, d.partition, named))
 	default:
-		end.Verified = append(end.Verified, "the pods of before are gone")
+		end.Verified = append(end.Verified, fmt.Sprintf("%d pods restarted", v.renewed), "the pods of before are gone")
 	}
 }
 
@@ -101,7 +150,7 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 	case d == nil:
 		return []protocol.Blocker{{Code: "deployment_gone", Resource: q.TargetName, Detail: gone(a)}}, nil
 	}
-	hold, notes, err := r.check(ctx, d, cluster.Mark{Operation: q.ID}, p)
+	hold, warnings, err := r.check(ctx, d, cluster.Mark{Operation: q.ID}, p)
 	denied = cluster.Denied("deployment/"+d.name(), err)
 	switch {
 	case denied != nil:
@@ -109,12 +158,9 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 	case err != nil:
 		return nil, fmt.Errorf("preview the restart of %s: %w", d.name(), err)
 	}
-	list := []protocol.Blocker{}
+	list := append([]protocol.Blocker{}, warnings...)
 	if hold != nil {
 		list = append(list, *hold)
-	}
-	if len(notes) > 0 && !d.settled() {
-		list = append(list, protocol.Blocker{Code: "rolling", Resource: "deployment/" + d.name(), Rule: "status", Detail: d.name() + " is being rolled out: " + d.String()})
 	}
 	if short := d.short(r.bounds, time.Duration(q.DeadlineMS)*time.Millisecond); short != nil {
 		list = append(list, *short)

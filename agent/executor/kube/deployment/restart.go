@@ -27,7 +27,7 @@ const maxConflicts = 20
 // resourceVersion that d was read at. template is the digest that the pod template
 // will have; empty: as the patch alone makes it.
 func restartPatch(d *rollout, by cluster.Mark, at time.Time, template string) ([]byte, error) {
-	rec := record{At: at.UTC().Truncate(time.Second)}
+	rec := record{At: at.UTC().Truncate(time.Second), Goal: d.goal()}
 	patch := map[string]any{}
 	if d.kind == dynamoGraphs {
 		rec.ID = fmt.Sprintf("%s-%d", by.Operation, by.Run)
@@ -213,6 +213,10 @@ func (r *roller) probeRestart(ctx context.Context, t *executor.Task) executor.Fi
 func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome {
 	ctx = cluster.Operation(ctx, t.Assignment)
 	by := cluster.MarkOf(t)
+	p, err := payload(t.Assignment.Payload)
+	if err != nil {
+		return executor.Permanent("invalid_payload", err.Error())
+	}
 	for range maxConflicts {
 		d, err := r.find(ctx, t.Assignment)
 		switch {
@@ -224,8 +228,9 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 			return executor.Done(d.name() + " is restarted")
 		case d.marked && d.mark.Stale(by):
 			return executor.Transient("fenced", "nothing was issued: a newer lease of this operation has changed "+d.name())
-		case d.paused: // since the preflight
-			return executor.Permanent("paused", "the rollout of "+d.name()+" is paused: nothing would restart")
+		}
+		if hold := d.barred(p); hold != nil { // since the preflight
+			return executor.Permanent(hold.Code, hold.Detail)
 		}
 		if s := executor.Halted(ctx, t); s != "" {
 			return executor.Waiting(s, "stopped before the restart of "+d.name())

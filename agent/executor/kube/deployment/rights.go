@@ -15,6 +15,8 @@ var Rights = slices.Concat(
 	[]cluster.Right{
 		{Verb: "list", Resource: "pods", Why: "to tell the new pods of a rollout from the old and why they are not ready"},
 		{Verb: "watch", Resource: "pods", Why: "to follow the pods of a rollout"},
+		{Verb: "list", Group: "apps", Resource: "replicasets", Why: "to tell a Deployment's pods from another's"},
+		{Verb: "watch", Group: "apps", Resource: "replicasets", Why: "to hear of the ReplicaSets that a rollout of a Deployment makes"},
 		{Verb: "delete", Resource: "pods", Why: "to let a StatefulSet go back past pods that never get ready"},
 		{Verb: "list", Resource: "events", Why: "to read why a StatefulSet's pods cannot be made"},
 		{Verb: "watch", Resource: "events", Why: "to hear why a StatefulSet's pods cannot be made"},

@@ -27,10 +27,13 @@ type Bounds struct {
 	Patience time.Duration
 	// Undo: until the pods of the revision before are ready again.
 	Undo time.Duration
+	// Silence: of a controller that has something to do and does nothing, until it is
+	// named as what is waited for. 0: DefaultBounds'.
+	Silence time.Duration
 }
 
 // DefaultBounds is what Roll uses.
-var DefaultBounds = Bounds{Stall: 10 * time.Minute, Patience: 30 * time.Second, Undo: 3 * time.Minute}
+var DefaultBounds = Bounds{Stall: 10 * time.Minute, Patience: 30 * time.Second, Undo: 3 * time.Minute, Silence: 10 * time.Second}
 
 // again is when a step that could not read the API server looks again.
 const again = time.Second
@@ -161,51 +164,28 @@ func (r *roller) preflight(ctx context.Context, t *executor.Task) executor.Outco
 	case d.restarted(cluster.MarkOf(t)):
 		return executor.Done(d.name() + " is restarted already")
 	}
-	hold, notes, err := r.check(ctx, d, cluster.MarkOf(t), p)
+	hold, warnings, err := r.check(ctx, d, cluster.MarkOf(t), p)
 	switch {
 	case err != nil:
 		return unread(err)
 	case hold != nil:
 		return executor.Permanent(hold.Code, hold.Detail)
 	}
-	return executor.Done(fmt.Sprintf("%s %s has %d replicas, %d ready%s", d.kind.name, d.name(), d.desired, d.ready, strings.Join(notes, "")))
+	text := fmt.Sprintf("%s %s has %d replicas, %d ready", d.kind.name, d.name(), d.desired, d.ready)
+	for _, w := range warnings {
+		text += "; " + w.Detail
+	}
+	return executor.Done(text)
 }
 
 // check finds what a restart would meet: a blocker that no restart gets past, or
 // what is worth knowing.
-func (r *roller) check(ctx context.Context, d *rollout, by cluster.Mark, p operation.RollPayload) (hold *protocol.Blocker, notes []string, err error) {
-	block := func(code, rule, format string, args ...any) *protocol.Blocker {
-		return &protocol.Blocker{Code: code, Resource: "deployment/" + d.name(), Rule: rule, Detail: fmt.Sprintf(format, args...)}
-	}
-	switch {
-	case d.object.GetDeletionTimestamp() != nil:
-		return block("deployment_gone", "metadata.deletionTimestamp", "%s %s is being deleted", d.kind.name, d.name()), nil, nil
-	case d.paused:
-		return block("paused", "spec.paused", "the rollout of %s is paused: nothing would restart", d.name()), nil, nil
-	case d.strategy == "OnDelete":
-		return block("not_supported", "spec.updateStrategy", "StatefulSet %s has the strategy OnDelete: its pods restart when somebody deletes them", d.name()), nil, nil
-	case d.desired > 0 && d.want == 0:
-		return block("not_supported", "partition", "%s %s has a partition of all its %d replicas: none would restart", d.kind.name, d.name(), d.desired), nil, nil
-	case d.kind == dynamoGraphs && p.Undo == "on_failure":
-		return block("not_supported", "undo", "undo of a DynamoGraphDeployment: its operator restarts it in place, there is no revision to go back to"), nil, nil
-	case d.kind == dynamoGraphs && d.restart.rolling:
-		return block("rolling", "status.rollingUpdate", "%s is being rolled out: its operator would drop a restart until that is over", d.name()), nil, nil
+func (r *roller) check(ctx context.Context, d *rollout, by cluster.Mark, p operation.RollPayload) (hold *protocol.Blocker, warnings []protocol.Blocker, err error) {
+	if hold := d.barred(p); hold != nil {
+		return hold, nil, nil
 	}
 	if hold, err := r.rehearse(ctx, d, by); hold != nil || err != nil {
 		return hold, nil, err
 	}
-	if d.desired == 0 {
-		notes = append(notes, "; it has no replicas, so nothing will restart")
-	} else if d.want < d.desired {
-		notes = append(notes, fmt.Sprintf("; a partition keeps %d of them as they are", d.desired-d.want))
-	}
-	if d.strategy == "Recreate" {
-		notes = append(notes, "; its strategy Recreate stops all of them before new ones start")
-	}
-	if d.exceeded != "" {
-		notes = append(notes, "; its last rollout failed: "+bound(d.exceeded))
-	} else if !d.settled() {
-		notes = append(notes, "; a rollout is under way ("+d.String()+"), the restart takes its place")
-	}
-	return nil, notes, nil
+	return nil, d.warnings(), nil
 }

@@ -38,6 +38,8 @@ type record struct {
 	Before []map[string]*string `json:"before,omitempty"`
 	ID     string               `json:"id,omitempty"` // of spec.restart
 	Undone bool                 `json:"undone,omitempty"`
+	// Goal is nil in what an agent wrote that kept none.
+	Goal *goal `json:"goal,omitempty"`
 }
 
 // rollout is an object and how far its rollout is.
@@ -50,6 +52,7 @@ type rollout struct {
 	observed   int64
 	desired    int
 	want       int // of the desired ones, how many a rollout renews
+	partition  int
 	updated    int
 	ready      int
 	available  int
@@ -78,7 +81,11 @@ type restartStatus struct {
 func (r *rollout) name() string { return r.object.GetNamespace() + "/" + r.object.GetName() }
 
 func (r *rollout) String() string {
-	return fmt.Sprintf("%d of %d replicas updated, %d ready", r.updated, r.want, r.ready)
+	text := tally(r.updated, r.target(), "updated")
+	if n := r.kept(); n > 0 {
+		text += fmt.Sprintf(", %d kept by a partition", n)
+	}
+	return fmt.Sprintf("%s, %d ready", text, r.ready)
 }
 
 // restarted tells whether this run of the operation restarted it.
@@ -175,14 +182,16 @@ func (r *rollout) readStatefulSet() (err error) {
 	r.strategy, _, _ = unstructured.NestedString(r.object.Object, "spec", "updateStrategy", "type")
 	policy, _, _ := unstructured.NestedString(r.object.Object, "spec", "podManagementPolicy")
 	r.ordered = policy != "Parallel"
-	r.want = max(0, r.desired-count(r.object, "spec", "updateStrategy", "rollingUpdate", "partition"))
+	r.partition = count(r.object, "spec", "updateStrategy", "rollingUpdate", "partition")
+	r.want = max(0, r.desired-r.partition)
 	r.selector, err = selectorOf(r.object)
 	return err
 }
 
 func (r *rollout) readLeaderWorkerSet() {
 	r.strategy, _, _ = unstructured.NestedString(r.object.Object, "spec", "rolloutStrategy", "type")
-	r.want = max(0, r.desired-count(r.object, "spec", "rolloutStrategy", "rollingUpdateConfiguration", "partition"))
+	r.partition = count(r.object, "spec", "rolloutStrategy", "rollingUpdateConfiguration", "partition")
+	r.want = max(0, r.desired-r.partition)
 	r.podsEach = max(1, count(r.object, "spec", "leaderWorkerTemplate", "size"))
 	r.available = r.ready
 	r.selector = labels.SelectorFromSet(labels.Set{labelLeaderWorkerSet: r.object.GetName()})

@@ -78,6 +78,10 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		l := list(kind+"List", s.object).(map[string]any)
 		l["apiVersion"] = "apps/v1"
 		write(w, 200, l)
+	case strings.HasSuffix(path, "/replicasets"):
+		l := list("ReplicaSetList").(map[string]any)
+		l["apiVersion"] = "apps/v1"
+		write(w, 200, l)
 	case strings.HasSuffix(path, "/pods"):
 		write(w, 200, list("PodList", s.pods...))
 	case strings.HasSuffix(path, "/events") && r.Method == http.MethodGet:

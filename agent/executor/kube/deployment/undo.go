@@ -68,6 +68,8 @@ func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
 			return r.awaitBack(ctx, t, d)
 		case d.superseded() != "":
 			return executor.Permanent("superseded", "left as it is: "+supersededBy(d))
+		case d.object.GetDeletionTimestamp() != nil:
+			return executor.Permanent("deployment_gone", "left as it is: "+d.name()+" is being deleted")
 		case d.kind == dynamoGraphs:
 			return executor.Permanent("not_supported", "a DynamoGraphDeployment has no revision to go back to")
 		}
@@ -78,8 +80,8 @@ func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
 		if why := s.notFailing(by, r.bounds, t.Remaining, r.Now()); why != "" {
 			return leftAsIs("left as it is: " + d.name() + " " + why)
 		}
-		if d.paused { // whoever paused it has it in hand, and nothing would go back
-			return executor.Permanent(codePaused, fmt.Sprintf("left as it is: the rollout of %s is paused, nothing would go back until it is resumed", d.name()))
+		if held := d.holds(); len(held) > 0 { // whoever did that has it in hand
+			return executor.Permanent(held[0].code, "left as it is: "+held[0].detail)
 		}
 		if halt := executor.Halted(ctx, t); halt != "" {
 			return executor.Waiting(halt, "stopped before the undo of "+d.name())
@@ -179,7 +181,7 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 		case s.back(cluster.MarkOf(t)):
 			return executor.Done(fmt.Sprintf("%s is back at the template of before: %s", s.name(), s))
 		default:
-			t.Progress(s.updated, s.want, "replicas", "going back: "+s.String())
+			t.Progress(min(s.updated, s.target()), s.target(), "replicas", "going back: "+s.String())
 			if o := r.clear(ctx, t, s, asked); o != nil {
 				return *o
 			}

@@ -46,9 +46,9 @@ func supersededBy(d *rollout) string {
 // wait follows the rollout until the new replicas are ready, or it has failed.
 func (r *roller) wait(ctx context.Context, t *executor.Task) executor.Outcome {
 	return r.follow(ctx, t, func(s *scene, v verdict) *executor.Outcome {
-		t.Progress(s.updated, s.want, "replicas", s.String())
+		s.progress(t)
 		if !v.rolled {
-			tell(t, v.blockers())
+			tell(t, v.blockers(r.Now()))
 			return nil
 		}
 		o := executor.Done(s.String())
@@ -61,19 +61,24 @@ func (r *roller) wait(ctx context.Context, t *executor.Task) executor.Outcome {
 func (r *roller) confirm(ctx context.Context, t *executor.Task) executor.Outcome {
 	return r.follow(ctx, t, func(s *scene, v verdict) *executor.Outcome {
 		switch {
-		case !v.rolled:
-			tell(t, v.blockers())
-			t.Progress(s.updated, s.want, "replicas", s.String())
+		case !v.rolled && !s.emptied(): // scaled down since it was rolled out: what was observed then stays so
+			tell(t, v.blockers(r.Now()))
+			s.progress(t)
 			return nil
-		case len(v.old) > s.desired-s.want: // but for those that a partition keeps
-			tell(t, v.stopping(r.Now()))
-			t.Progress(0, len(v.old), "old pods", fmt.Sprintf("%s, %d old pods are stopping", s, len(v.old)))
+		case len(v.leaving) > 0: // no partition keeps them
+			tell(t, stopping(v.leaving, r.Now()))
+			t.Progress(0, len(v.leaving), "old pods", fmt.Sprintf("%s, %d old pods are stopping", s, len(v.leaving)))
 			return nil
 		}
-		t.Progress(s.updated, s.want, "replicas", s.String()) // how it ended, not which pods it waited for
+		s.progress(t) // how it ended, not which pods it waited for
 		o := executor.Done(fmt.Sprintf("%s is rolled out: %s", s.name(), s))
 		return &o
 	})
+}
+
+// progress tells how far the rollout is.
+func (r *rollout) progress(t *executor.Task) {
+	t.Progress(min(r.updated, r.target()), r.target(), "replicas", r.String())
 }
 
 // tell says what stands in the way; nothing if the task has no ear for it.
@@ -112,7 +117,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 			if v.code == "" {
 				return end(s, v)
 			}
-			tell(t, v.blockers())
+			tell(t, v.blockers(r.Now()))
 			o = executor.Permanent(v.code, v.why)
 		}
 		return &o
@@ -153,7 +158,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		case denied != nil:
 			return cluster.Broken(denied)
 		case away != nil:
-			t.Progress(s.updated, s.want, "replicas", "the API server does not answer; "+s.String()+" when it last did")
+			t.Progress(min(s.updated, s.target()), s.target(), "replicas", "the API server does not answer; "+s.String()+" when it last did")
 			tell(t, []protocol.Blocker{away.Blocker()})
 		case was != nil:
 			tell(t, nil) // until it is judged again
