@@ -47,7 +47,7 @@ func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) 
 			return cluster.Broken(err)
 		}
 		if code, why := on.never(); code != "" {
-			return executor.Permanent(code, why)
+			return again(executor.Permanent(code, why))
 		}
 		// What eviction does not move stays when the pods are gone: none goes for nothing.
 		if on.lost == 0 && (len(on.pods) == 0 || !on.drainable()) {
@@ -91,7 +91,9 @@ func (e *devices) evict(ctx context.Context, t *executor.Task, d target, chosen 
 				out.drained = append(out.drained, name)
 			}
 		}
+		out.kept = chosen.Kept()
 	})
+	o = again(o)
 	switch {
 	case o.Class == operation.OutcomeDone:
 		return nil
@@ -107,6 +109,26 @@ func (e *devices) evict(ctx context.Context, t *executor.Task, d target, chosen 
 	return &o
 }
 
+// afresh is what a person can do about what keeps a device's pods, where the advice
+// to a drain of the node does not fit.
+var afresh = map[string]string{
+	"local_data":    "move the data away, or drain the device's pods with node.drain, which takes device and delete_emptydir_data, then reset again",
+	"unmanaged_pod": "move the pod away, or drain the device's pods with node.drain, which takes device and force, then reset again",
+	"two_pdbs":      "leave one disruption budget on the pod, for Kubernetes evicts no pod that has two, then reset again",
+	"slow_stop":     "reset again with a later deadline",
+	"stopping":      "reset again with a later deadline",
+	"interrupted":   "reset again with a later deadline",
+}
+
+// again words what a person can do about an eviction that was made for a reset.
+func again(o executor.Outcome) executor.Outcome {
+	if text, ok := afresh[o.ErrorCode]; ok {
+		o.ActionText = text
+	}
+	o.ActionText = strings.ReplaceAll(o.ActionText, "drain again", "reset again")
+	return o
+}
+
 // some names the first of the pods, and how many there are besides.
 func some(pods []string) string {
 	const most = 10
@@ -118,25 +140,20 @@ func some(pods []string) string {
 
 // holders are a device's holders as the cluster knows them.
 type holders struct {
-	pods   []*corev1.Pod // that can be evicted
+	pods   []*corev1.Pod // that eviction moves, if a drain may evict them
 	fixed  []string      // pods that eviction does not move, in words
 	others []report.Holder
 	// lost counts pods that the host names and that do not run as far as the cluster
 	// knows: they ended in between, or the host's word is old.
-	lost    int
-	uids    []types.UID // of all pods
-	refusal func() (code, why string)
+	lost      int
+	uids      []types.UID // of all pods
+	code, why string      // of a pod that no drain without allowances evicts
 }
 
 func (h *holders) drainable() bool { return len(h.fixed) == 0 && len(h.others) == 0 }
 
 // never tells of a pod that this operation must not evict.
-func (h *holders) never() (code, why string) {
-	if h.refusal == nil {
-		return "", ""
-	}
-	return h.refusal()
-}
+func (h *holders) never() (code, why string) { return h.code, h.why }
 
 func (h *holders) names() string {
 	var out []string
@@ -235,31 +252,10 @@ func (h *holders) add(p *corev1.Pod) {
 		h.fixed = append(h.fixed, "static pod "+key)
 	case owner != nil && owner.Kind == "DaemonSet":
 		h.fixed = append(h.fixed, fmt.Sprintf("pod %s of DaemonSet %s", key, owner.Name))
-	case p.DeletionTimestamp != nil: // somebody told it to stop: it is waited for
-		h.pods = append(h.pods, p)
-	case owner == nil:
-		h.refuse("unmanaged_pod", fmt.Sprintf("pod %s holds the device and has no controller: nothing would start it again", key))
-	case localData(p) != "":
-		h.refuse("local_data", fmt.Sprintf("pod %s holds the device and has data of its own in volume %s, which is lost with it: drain the device with delete_emptydir_data first", key, localData(p)))
 	default:
 		h.pods = append(h.pods, p)
-	}
-}
-
-func (h *holders) refuse(code, why string) {
-	if h.refusal == nil {
-		h.refusal = func() (string, string) { return code, why }
-	}
-}
-
-// localData names an emptyDir that keeps data past a container's end. One in
-// memory is shared memory to those that use GPUs, and is lost with its processes
-// anyway.
-func localData(p *corev1.Pod) string {
-	for _, v := range p.Spec.Volumes {
-		if v.EmptyDir != nil && v.EmptyDir.Medium != corev1.StorageMediumMemory {
-			return v.Name
+		if code, why := node.Refused(p); code != "" && h.code == "" {
+			h.code, h.why = code, why+"; it holds the device"
 		}
 	}
-	return ""
 }

@@ -37,7 +37,7 @@ func TestResolve(t *testing.T) {
 		never            string
 		pods, lost, uids int
 	}{
-		"ended": {ended, "", 0, 1, 0}, "bare": {bare, "unmanaged_pod", 0, 0, 1}, "stopping": {stopping, "", 1, 0, 1},
+		"ended": {ended, "", 0, 1, 0}, "bare": {bare, "unmanaged_pod", 1, 0, 1}, "stopping": {stopping, "", 1, 0, 1},
 	} {
 		h, err := e.resolve(t.Context(), target{fakeUUID, fakeNode}, &report.Answer{Device: &report.Device{UUID: fakeUUID,
 			Holders: []report.Holder{{Kind: report.HolderProcess, Count: 1, Pod: &report.Pod{UID: string(c.pod.UID)}}}}})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
+	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -53,11 +54,16 @@ func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *exec
 	}
 	end.Details, _ = json.Marshal(details{Stages: known.stages, Driver: known.driver, Recorded: known.source == report.SourceRecorded,
 		ResetMS: known.took, Already: known.already, Evicted: known.drained}) // plain values always marshal
-	end.Message = fmt.Sprintf("what became of GPU %s is not known", d.uuid)
-	if known.device == nil {
+	e.tellEvicted(a, &known, end)
+	notReset := unreset(a, d, known.kept)
+	dev := known.device
+	if dev == nil {
+		end.Message = fmt.Sprintf("what became of GPU %s is not known", d.uuid)
+		if notReset != "" {
+			end.Message = notReset
+		}
 		return
 	}
-	dev := known.device
 	end.Observed = &protocol.Inventory{Devices: []protocol.Device{{
 		UID: d.uuid, Aliases: dev.Spellings(d.node), NodeName: d.node, Index: dev.Index, Product: dev.Product,
 		Health: dev.Health, Detail: dev.Detail, Holders: len(dev.Holders),
@@ -68,6 +74,9 @@ func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *exec
 		end.Observed.Devices[0].NodeUID = string(n.UID)
 	}
 	end.Message = fmt.Sprintf("GPU %s is %s", d.uuid, dev.Health)
+	if notReset != "" {
+		end.Message = fmt.Sprintf("%s; by its host's last word it is %s", notReset, dev.Health)
+	}
 	if dev.Detail != "" {
 		end.Message += ": " + dev.Detail
 	}
@@ -78,24 +87,50 @@ func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *exec
 	if verify.Phase == operation.StepSucceeded {
 		end.Verified = append(end.Verified, fmt.Sprintf("GPU %s is enumerated, its memory can be asked for, and it reported no error since the reset", d.uuid))
 	}
-	end.NotVerified = []string{"application readiness", "that the GPU computes: no work is run on it"}
+	end.NotVerified = append(end.NotVerified, "application readiness", "that the GPU computes: no work is run on it")
 	if known.source == report.SourceRecorded {
 		end.NotVerified = append(end.NotVerified, "a GPU: the host's answers are recorded")
 	}
-	e.tellEvicted(a, known.drained, reset.Phase, end)
 }
 
-// tellEvicted says that pods were evicted for a device that was not reset. What an
-// earlier lease evicted is known if it handed the step over, from its last word; not
-// if it was lost.
-func (e *devices) tellEvicted(a *protocol.Assignment, evicted []string, reset operation.StepPhase, end *executor.Ending) {
-	drain := executor.StepNamed(a, "drain_holders")
+// unreset says that the device was not reset, and what the reset did not get past; ""
+// where it was, or nobody knows.
+func unreset(a *protocol.Assignment, d target, kept []node.Kept) string {
+	phase := executor.StepNamed(a, "reset").Phase
+	if phase == operation.StepSucceeded || phase == operation.StepUnknown {
+		return ""
+	}
+	s := fmt.Sprintf("GPU %s was not reset", d.uuid)
+	for _, step := range a.Steps {
+		switch {
+		case step.Phase == operation.StepSucceeded || step.Cleanup || !step.Required:
+			continue
+		case step.Name == "drain_holders" && len(kept) == 1:
+			return s + ": the drain of its pods did not end, pod " + kept[0].Pod + " is left"
+		case step.Name == "drain_holders" && len(kept) > 1:
+			return fmt.Sprintf("%s: the drain of its pods did not end, %d of them are left", s, len(kept))
+		case step.Name == "drain_holders":
+			return s + ": the drain of its pods did not end"
+		}
+		return s + ": it did not get past its step " + step.Name
+	}
+	return s
+}
+
+// tellEvicted says which pods were to go for the device and are there still, and that
+// pods were evicted for one that was not reset. What an earlier lease evicted is known
+// if it handed the step over, from its last word; not if it was lost.
+func (e *devices) tellEvicted(a *protocol.Assignment, known *outcome, end *executor.Ending) {
+	drain, reset := executor.StepNamed(a, "drain_holders"), executor.StepNamed(a, "reset").Phase
 	if drain.ID == "" {
 		return
 	}
-	var who []string
-	if len(evicted) > 0 {
-		who = append(who, some(evicted))
+	var parts, who []string
+	if drain.Phase != operation.StepSucceeded {
+		parts = keptInWords(known.kept)
+	}
+	if len(known.drained) > 0 {
+		who = append(who, some(known.drained))
 	}
 	if a.Generation > 1 {
 		unknown := "which pods were evicted under an earlier lease"
@@ -106,9 +141,34 @@ func (e *devices) tellEvicted(a *protocol.Assignment, evicted []string, reset op
 		end.NotVerified = append(end.NotVerified, unknown)
 	}
 	if len(who) > 0 && reset != operation.StepSucceeded && reset != operation.StepUnknown {
-		end.Residual = append(end.Residual, operation.Residual{StepID: drain.ID, Step: drain.Name, Resource: resourceOf(a, drain),
-			Detail: "pods were evicted and the device was not reset: " + strings.Join(who, "; ")})
+		parts = append(parts, "pods were evicted and the device was not reset: "+strings.Join(who, "; "))
 	}
+	if len(parts) > 0 && drain.Phase != operation.StepUnknown {
+		end.Residual = append(end.Residual, operation.Residual{StepID: drain.ID, Step: drain.Name, Resource: resourceOf(a, drain), Detail: strings.Join(parts, "; ")})
+	}
+}
+
+// keptInWords says which pods are there still, and why.
+func keptInWords(kept []node.Kept) (parts []string) {
+	var stay, stop []string
+	for _, k := range kept {
+		text := "pod " + k.Pod
+		if k.Why != "" {
+			text += " (" + k.Why + ")"
+		}
+		if k.Stopping {
+			stop = append(stop, text)
+		} else {
+			stay = append(stay, text)
+		}
+	}
+	if len(stay) > 0 {
+		parts = append(parts, "not evicted: "+some(stay))
+	}
+	if len(stop) > 0 {
+		parts = append(parts, "evicted and still there: "+some(stop))
+	}
+	return parts
 }
 
 func resourceOf(a *protocol.Assignment, s protocol.Step) string {
@@ -155,61 +215,4 @@ func (e *devices) host(ctx context.Context, node string) (report.Host, error) {
 		return h, errNoReport{fmt.Sprintf("node %s was made at %s and has not reported since: what is kept is of another machine that had its name", node, n.CreationTimestamp.UTC().Format(time.RFC3339))}
 	}
 	return h, nil
-}
-
-// preview tells what a reset would meet, from what the host last reported: no Job
-// is made for a question.
-func (e *devices) preview(ctx context.Context, r protocol.PreviewRequest) ([]protocol.Blocker, error) {
-	a := &protocol.Assignment{TargetUID: r.TargetUID, TargetName: r.TargetName, NodeName: r.NodeName}
-	blockers := []protocol.Blocker{}
-	add := func(code, why string) {
-		blockers = append(blockers, protocol.Blocker{Code: code, Resource: "device/" + r.TargetUID, Detail: why})
-	}
-	p, err := readPayload(r.Payload)
-	if err != nil {
-		add("invalid_payload", err.Error())
-		return blockers, nil
-	}
-	d, code, why := e.target(a)
-	if code != "" {
-		add(code, why)
-		return blockers, nil
-	}
-	code, why, err = e.nodeState(ctx, d.node)
-	if err != nil {
-		return nil, fmt.Errorf("preview device.reset: %w", err)
-	}
-	if code != "" {
-		add(code, why)
-		return blockers, nil
-	}
-	h, err := e.host(ctx, d.node)
-	if err != nil {
-		return nil, fmt.Errorf("preview device.reset: %w", err)
-	}
-	for i := range h.Devices {
-		dev := &h.Devices[i]
-		if dev.UUID != d.uuid {
-			continue
-		}
-		if code, why := dev.Refusal(h.Fabric); code != "" {
-			add(code, why)
-		}
-		busy, held := dev.Busy(e.cfg.ReleasePersistence)
-		if busy == "" {
-			return blockers, nil
-		}
-		on, err := e.resolve(ctx, d, &report.Answer{Device: dev})
-		if err != nil {
-			return nil, fmt.Errorf("preview device.reset: %w", err)
-		}
-		if code, why := on.never(); p.Drain && code != "" {
-			add(code, why)
-		} else if !p.Drain || !on.drainable() {
-			add("holder", held)
-		}
-		return blockers, nil
-	}
-	add(report.CodeGone, fmt.Sprintf("node %s reports no device %s", d.node, d.uuid))
-	return blockers, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
@@ -101,14 +102,42 @@ func (e *devices) preflight(ctx context.Context, t *executor.Task, d target) exe
 		return cluster.Broken(err)
 	}
 	if code, why := on.never(); p.Drain && code != "" {
-		return executor.Permanent(code, why)
+		return again(executor.Permanent(code, why))
 	}
 	if p.Drain && on.drainable() {
+		if stop := e.foresee(ctx, t, d, on.pods); stop != nil {
+			return *stop
+		}
 		return executor.Done(fmt.Sprintf("GPU %s can be reset once its %d pods are gone: %s", d.uuid, len(on.pods), on.names()))
 	}
 	o := executor.Permanent(a.Code, a.Detail)
 	o.ActionText = on.free(p.Drain)
 	return o
+}
+
+// foresee tells what the drain of a device's pods will meet, as a dry run does; nil:
+// nothing that no eviction of them gets past.
+func (e *devices) foresee(ctx context.Context, t *executor.Task, d target, pods []*corev1.Pod) *executor.Outcome {
+	n, code, why, err := e.readNode(ctx, d.node)
+	var met node.Met
+	if err == nil && code == "" {
+		met, err = e.drains.Meet(ctx, n, pods, t.Remaining())
+		code, why = met.Code, met.Why
+	}
+	switch {
+	case err != nil:
+		o := cluster.Broken(err)
+		return &o
+	case code != "":
+		o := again(executor.Permanent(code, why))
+		return &o
+	}
+	blocked(t, met.Blockers...)
+	const most = 20 // of one look, in the journal
+	for _, b := range met.Blockers[:min(len(met.Blockers), most)] {
+		t.Note("blocker", b.Resource+": "+b.Detail)
+	}
+	return nil
 }
 
 // recorded says once that no GPU is touched.

@@ -120,6 +120,7 @@ type outcome struct {
 	already bool
 	reset   bool
 	drained []string
+	kept    []node.Kept // of the pods to evict, those that were not gone
 	stages  []stage
 }
 
@@ -139,10 +140,10 @@ func Reset(c *cluster.Cluster, cfg Config, drains *node.Drains) cluster.Type {
 	t := cluster.Type{
 		Name: "device.reset",
 		Steps: map[string]cluster.Step{
-			"preflight":     {Probe: again, Execute: e.step(e.preflight)},
-			"drain_holders": {Probe: again, Execute: e.step(e.drainHolders)},
+			"preflight":     {Probe: lookAnew, Execute: e.step(e.preflight)},
+			"drain_holders": {Probe: lookAnew, Execute: e.step(e.drainHolders)},
 			"reset":         {Probe: e.probeReset, Execute: e.step(e.reset)},
-			"verify":        {Probe: again, Execute: e.step(e.verify)},
+			"verify":        {Probe: lookAnew, Execute: e.step(e.verify)},
 		},
 		Observe: e.observe, Preview: e.preview,
 	}
@@ -152,7 +153,7 @@ func Reset(c *cluster.Cluster, cfg Config, drains *node.Drains) cluster.Type {
 	return t
 }
 
-func again(context.Context, *executor.Task) executor.Finding {
+func lookAnew(context.Context, *executor.Task) executor.Finding {
 	return executor.ToRun("the device is looked at again")
 }
 

@@ -3,6 +3,9 @@ package node
 import (
 	"context"
 	"slices"
+	"strings"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -10,6 +13,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // Drains are the evictions of one agent: its drains of nodes, and those of chosen
@@ -42,11 +46,47 @@ var EvictRights = []cluster.Right{
 type Chosen struct {
 	e *drainer
 	s *session
+
+	mu   sync.Mutex
+	held []protocol.Blocker // what stood in the way when it was told last
 }
 
 // Chosen begins with no pod.
 func (x *Drains) Chosen() *Chosen {
-	return &Chosen{x.e, &session{began: x.e.c.Now(), came: map[types.UID]string{}, plan: map[types.UID]*planned{}}}
+	return &Chosen{e: x.e, s: &session{began: x.e.c.Now(), came: map[types.UID]string{}, plan: map[types.UID]*planned{}}}
+}
+
+// chosenPayload is how chosen pods are evicted: nothing is gone past for them.
+func chosenPayload() payload {
+	return payload{DrainPayload: operation.DrainPayload{GracePeriodSeconds: -1, OnDeadline: "stop", Order: "none"}}
+}
+
+// Met is what an eviction of chosen pods would meet.
+type Met struct {
+	// Code and Why say what no eviction of them gets past; empty: nothing.
+	Code, Why string
+	// Blockers are everything that stands in the way, the worst first.
+	Blockers []protocol.Blocker
+}
+
+// Meet tells what Evict would meet of pods of node n, as they were just read, by the
+// rules and in the words of a drain of the node: what is refused for good is so of
+// Evict, too. left is the time to the deadline, 0: it is not known.
+func (x *Drains) Meet(ctx context.Context, n *corev1.Node, pods []*corev1.Pod, left time.Duration) (Met, error) {
+	p, sv := chosenPayload(), &survey{pods: pods}
+	if err := x.e.judge(ctx, p, sv); err != nil {
+		return Met{}, err
+	}
+	for i := range sv.verdicts {
+		sv.verdicts[i].returns = false // there is no cordon to tolerate
+	}
+	refused, err := x.e.rehearse(ctx, p, sv)
+	if err != nil {
+		return Met{}, err
+	}
+	m := Met{Blockers: append(sv.blockers(n, x.e.c.Now, refused), sv.hurried(n, p, left)...)}
+	m.Code, m.Why = sv.refusal(p)
+	return m, nil
 }
 
 // Evict adds pods of node n, as they were just read, to the chosen ones, and works
@@ -64,10 +104,48 @@ func (v *Chosen) Evict(ctx context.Context, t *executor.Task, n *corev1.Node, po
 			s.plan[p.UID] = &planned{uid: p.UID, name: key(p), pod: p, verdict: verdict{pod: p, kind: toEvict}}
 		}
 	}
-	p := payload{DrainPayload: operation.DrainPayload{GracePeriodSeconds: -1, OnDeadline: "stop", Order: "none"}}
-	d := v.e.newDrive(t, s, p, true)
+	p, told := chosenPayload(), *t
+	told.Blocked = func(now []protocol.Blocker) {
+		v.mu.Lock()
+		v.held = now
+		v.mu.Unlock()
+		if t.Blocked != nil {
+			t.Blocked(now)
+		}
+	}
+	d := v.e.newDrive(&told, s, p, true)
 	d.chosen = true
 	return v.e.driven(ctx, d)
+}
+
+// Kept is a chosen pod that is not gone.
+type Kept struct {
+	Pod      string // namespace/name
+	Stopping bool   // it was told to stop
+	Why      string // what kept it when that was told last; empty: nothing is known to
+}
+
+// Kept lists the chosen pods that are not gone, in the order of their names.
+func (v *Chosen) Kept() (pods []Kept) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, p := range v.s.plan {
+		if !p.left() {
+			continue
+		}
+		k := Kept{Pod: p.name, Stopping: p.going()}
+		for _, b := range v.held { // the worst of its own, else the worst of all
+			if own := b.Resource == "pod/"+p.name; own || k.Why == "" && !strings.HasPrefix(b.Resource, "pod/") {
+				k.Why = b.Detail
+				if own {
+					break
+				}
+			}
+		}
+		pods = append(pods, k)
+	}
+	slices.SortFunc(pods, func(a, b Kept) int { return strings.Compare(a.Pod, b.Pod) })
+	return pods
 }
 
 // Taken names the pods whose eviction the API server took from Evict, as far as that

@@ -81,7 +81,7 @@ func (e *nodes) toCordon(a *protocol.Assignment, n *corev1.Node, p *placing) wis
 		if err != nil {
 			return stopped("invalid_payload", fmt.Sprintf("encode the cordon: %v", err))
 		}
-		set := change{unschedulable: ptr.To(true), annotations: map[string]*string{cluster.AnnotationCordon: ptr.To(string(c)), annotationDrain: nil}}
+		set := change{unschedulable: ptr.To(true), annotations: map[string]*string{cluster.AnnotationCordon: ptr.To(string(c)), cluster.AnnotationUncordon: nil, annotationDrain: nil}}
 		p.write(n, a, set.annotations)
 		return wish{set: set}
 	}
@@ -152,6 +152,9 @@ func (e *nodes) uncordon(ctx context.Context, t *executor.Task) executor.Outcome
 	var lifted *protocol.Cordon
 	n, o := e.patch(ctx, t, "uncordon", nil, func(n *corev1.Node) wish {
 		w, lifts := p.toUncordon(n)
+		if lifts != nil {
+			e.sign(t.Assignment, w.set)
+		}
 		if w.done == "" { // else what a try whose answer was lost has lifted stays told
 			lifted = lifts
 		}
@@ -228,7 +231,9 @@ func (e *nodes) restore(ctx context.Context, t *executor.Task, see func(n *corev
 		if !ours(CordonOf(n), t.Assignment.Operation) {
 			return wish{done: "no cordon of this operation is on the node"}
 		}
-		return wish{set: lift()}
+		set := lift()
+		e.sign(t.Assignment, set)
+		return wish{set: set}
 	})
 	switch {
 	case o.ErrorCode == "node_gone" || o.ErrorCode == "node_replaced":
