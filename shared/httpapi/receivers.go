@@ -29,7 +29,7 @@ func (a *API) receiverRoutes() {
 		Description: "By name. Secrets are shown by their fingerprints."}, access{action: auth.ManageRules, fleet: true}, a.listReceivers)
 	register(a, huma.Operation{Method: http.MethodGet, Path: one, Summary: "Get receiver", Tags: tags}, access{action: auth.ManageRules, fleet: true}, a.getReceiver)
 	register(a, a.written(huma.Operation{Method: http.MethodPut, Path: one, Summary: "Replace receiver", Tags: tags,
-		Description: "Its kind and its secrets stay. One that is enabled by it gets what was left to send, too."}, notify.Spec{}),
+		Description: "Its kind and its secrets stay. One that is enabled by it (enabled absent, or true), also where the plane had disabled it, gets what was left to send, too."}, notify.Spec{}),
 		with(manage, http.StatusPreconditionFailed), a.replaceReceiver)
 	register(a, huma.Operation{Method: http.MethodDelete, Path: one, Summary: "Delete receiver", Tags: tags,
 		Description: "What was to be sent to it goes with it."},
@@ -62,8 +62,8 @@ type receiverView struct {
 	SendResolved bool                 `json:"send_resolved"`
 	Timeout      string               `json:"timeout"`
 	Labels       map[string]string    `json:"labels" nullable:"false"`
-	Enabled      bool                 `json:"enabled" doc:"As it was set; disabled has what the plane did"`
-	Disabled     *notify.Disabled     `json:"disabled"`
+	Enabled      bool                 `json:"enabled" doc:"Whether it is told of alerts; where the plane disabled it, disabled says why"`
+	Disabled     *notify.Disabled     `json:"disabled" doc:"By the plane; null: it did not. A PUT without enabled, or with true, ends it"`
 	Secrets      []notify.Fingerprint `json:"secrets" nullable:"false" doc:"By their fingerprints, the newest first"`
 	CreatedAt    time.Time            `json:"created_at"`
 	CreatedBy    operation.Actor      `json:"created_by"`
@@ -83,7 +83,7 @@ func viewReceiver(r notify.Receiver) receiverView {
 		timeout = alert.Duration(notify.DefaultTimeout)
 	}
 	v := receiverView{ID: r.ID, Name: r.Name, Kind: r.Kind, URL: orNull(r.URL), URLs: orEmpty(r.URLs), Matchers: orEmpty(r.Matchers),
-		SendResolved: r.SendResolved == nil || *r.SendResolved, Timeout: timeout.String(), Labels: r.Labels, Enabled: r.Enabled == nil || *r.Enabled,
+		SendResolved: r.SendResolved == nil || *r.SendResolved, Timeout: timeout.String(), Labels: r.Labels, Enabled: r.Active(),
 		Disabled: r.Disabled, Secrets: orEmpty(r.Secrets), CreatedAt: r.CreatedAt, CreatedBy: r.CreatedBy, UpdatedAt: r.UpdatedAt, UpdatedBy: r.UpdatedBy,
 		Links: receiverLinks{Deliveries: receiversPath + "/" + r.ID + "/deliveries"}}
 	if v.Labels == nil {
@@ -249,7 +249,7 @@ type deliveryView struct {
 	Cluster     *string       `json:"cluster"`
 	CreatedAt   time.Time     `json:"created_at"`
 	Next        *time.Time    `json:"next" doc:"When it is sent, of one that is to be"`
-	Tries       int           `json:"tries" doc:"Those that failed, since it was made or redelivered"`
+	Tries       int           `json:"tries" doc:"Those since it was made, redelivered or, of an Alertmanager's, taken before"`
 	LastAt      *time.Time    `json:"last_at"`
 	LastStatus  *int          `json:"last_status" doc:"HTTP; null when there was no answer"`
 	LastError   *string       `json:"last_error"`

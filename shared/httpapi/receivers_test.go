@@ -79,19 +79,30 @@ func TestReceivers(t *testing.T) {
 	var d struct {
 		ID         string `json:"id"`
 		Event      string `json:"event"`
+		Tries      int    `json:"tries"`
 		LastStatus int    `json:"last_status"`
 		LastError  string `json:"last_error"`
 	}
 	must(t, json.Unmarshal(b, &d))
-	if d.Event != e.ID || d.LastStatus != 410 || d.LastError != "answered 410" {
+	if d.Event != e.ID || d.LastStatus != 410 || d.Tries != 1 || d.LastError != "answered 410" {
 		t.Errorf("dead letter %s", b)
 	}
-	if got := p.do("admin", "GET", path, nil).want(200); got.j["disabled"] == nil {
-		t.Errorf("gone, and yet %s", got.raw)
+	// It is disabled, and shown so, until a PUT enables it; one with what was shown, or that changes something else, does not.
+	is := func(when string, got answer, enabled bool) {
+		t.Helper()
+		if got.j["enabled"] != enabled || (got.j["disabled"] == nil) != enabled {
+			t.Errorf("%s: %s", when, got.raw)
+		}
 	}
+	is("gone", p.do("admin", "GET", path, nil).want(200), false)
 	status = http.StatusOK
-	p.do("admin", "POST", path+"/deliveries/"+d.ID+"/redeliver", nil).want(202)
-	p.do("admin", "PUT", path, body, "Content-Type: application/yaml").want(200)
+	again := p.do("admin", "POST", path+"/deliveries/"+d.ID+"/redeliver", nil).want(202)
+	if again.j["tries"] != 0.0 || again.j["redelivered"] != 1.0 || again.j["state"] != "pending" {
+		t.Errorf("redelivered: %s", again.raw)
+	}
+	is("put as it was shown", p.do("admin", "PUT", path, body+"enabled: false\n", "Content-Type: application/yaml").want(200), false)
+	is("rotated", p.do("admin", "POST", path+"/rotate", nil).want(200), false)
+	is("put without a word of it", p.do("admin", "PUT", path, body, "Content-Type: application/yaml").want(200), true)
 	must(t, receivers.Deliver(ctx, record.LaneKey(made.str("id"))))
 	p.do("admin", "DELETE", path, nil).want(204)
 	p.do("admin", "GET", path, nil).problem(404, problem.NotFound)
@@ -109,7 +120,8 @@ func TestReceiversThatAreRefused(t *testing.T) {
 		`{"name":"a","kind":"webhook","url":"https://hook.example","secret":"whsec_aGk="}`:               "/secret",
 		`{"name":"a","kind":"webhook","url":"https://hook.example","matchers":[{"field":"x","op":"="}]}`: "/matchers/0/field",
 		`{"name":"a","kind":"alertmanager","urls":[]}`:                                                   "/urls",
-		`{"name":"a","kind":"alertmanager","urls":["https://a.example"],"labels":{"b-c":"d"}}`:           "/labels",
+		`{"name":"a","kind":"alertmanager","urls":["https://a.example"],"labels":{"b-c":"d"}}`:           "/labels/b-c",
+		`{"name":"a","kind":"alertmanager","urls":["https://a.example"],"labels":{"severity":"d"}}`:      "/labels/severity",
 		`{"name":"a","kind":"webhook","url":"https://hook.example","surprise":1}`:                        "/surprise",
 	} {
 		p.do("admin", "POST", "/v1/receivers", body).problem(422, problem.Invalid).points(pointer)

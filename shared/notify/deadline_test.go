@@ -31,7 +31,7 @@ func TestFits(t *testing.T) {
 		{KindAlertmanager, MaxTimeout, 33 * time.Second, pushRound},
 		{KindAlertmanager, MinTimeout, 33 * time.Second, pushRound},
 	} {
-		r := &target{Receiver: Receiver{Spec: Spec{Kind: c.kind, Timeout: alert.Duration(c.timeout)}}}
+		r := &target{ready: &ready{Receiver: Receiver{Spec: Spec{Kind: c.kind, Timeout: alert.Duration(c.timeout)}}}}
 		if got := r.fits(c.left); got != c.want {
 			t.Errorf("%s with a timeout of %s: %d fit in %s, want %d", c.kind, c.timeout, got, c.left, c.want)
 		}

@@ -97,7 +97,7 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 		return false, err
 	case r.broken:
 		return false, s.leave(ctx, h, s.now().Add(brokenAgain))
-	case !r.active():
+	case !r.Active():
 		return false, s.leave(ctx, h, time.Time{})
 	}
 	now := s.now()
@@ -237,7 +237,7 @@ func (s *Service) send(ctx context.Context, r *target, due []*Delivery) (sum sum
 		}
 	}
 	if r.Kind == KindAlertmanager {
-		if err := s.refresh(ctx, due); err != nil {
+		if err := s.refresh(ctx, r, due); err != nil {
 			return sum, err
 		}
 		answers := s.push(ctx, r, due)
@@ -268,14 +268,17 @@ func (s *Service) send(ctx context.Context, r *target, due []*Delivery) (sum sum
 func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) error {
 	now := s.now()
 	n := *d
+	if d.LastError == "" {
+		n.Tries = 0 // none, or an Alertmanager's that was taken and is told again
+	}
+	n.Tries++
 	n.LastAt, n.LastStatus, n.LastError = now, a.status, a.err
 	switch {
 	case a.taken() && d.Push != nil && d.Push.EndsAt == nil:
-		n.State, n.Tries, n.Next = Active, 0, now.Add(s.spread(resend))
+		n.State, n.Next = Active, now.Add(s.spread(resend))
 	case a.taken():
 		n.State, n.Next, n.DoneAt = Delivered, time.Time{}, now
 	default:
-		n.Tries++
 		n.Next = s.nextTry(r, &n, now, a.pause)
 		if a.gone {
 			n.Next = time.Time{}
@@ -350,16 +353,18 @@ func (s *Service) spread(d time.Duration) time.Duration {
 // nextTry is when to try again, or zero when that was the last time.
 func (s *Service) nextTry(r *target, d *Delivery, now time.Time, pause time.Duration) time.Time {
 	wait := resend
+	later := func(began time.Time) time.Time {
+		return slices.MaxFunc([]time.Time{began, d.RedeliveredAt, r.EnabledAt}, time.Time.Compare)
+	}
 	if d.Push != nil {
-		if d.Push.EndsAt != nil && now.Sub(*d.Push.EndsAt) > resolvedFor {
+		if d.Push.EndsAt != nil && now.Sub(later(*d.Push.EndsAt)) > resolvedFor {
 			return time.Time{}
 		}
 		if d.Tries <= len(pauses) {
 			wait = min(wait, pauses[d.Tries-1])
 		}
 	} else {
-		began := slices.MaxFunc([]time.Time{d.CreatedAt, d.RedeliveredAt, r.EnabledAt}, time.Time.Compare)
-		if d.Tries > len(pauses) || now.Sub(began) > maxAge {
+		if d.Tries > len(pauses) || now.Sub(later(d.CreatedAt)) > maxAge {
 			return time.Time{}
 		}
 		wait = pauses[d.Tries-1]

@@ -2,7 +2,7 @@ package notify
 
 import (
 	"encoding/json"
-	"maps"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/alert"
@@ -39,7 +39,8 @@ const (
 )
 
 // Delivery is a message to a receiver: of a webhook a transition of an alert, of
-// an Alertmanager an alert.
+// an Alertmanager what it knows under one set of labels, with the alert that had them
+// last.
 type Delivery struct {
 	ID       string `json:"id"`
 	Receiver string `json:"receiver"`
@@ -57,7 +58,8 @@ type Delivery struct {
 	CreatedAt time.Time `json:"created_at"`
 	// Next is when it is to be sent, of one that is pending or active.
 	Next time.Time `json:"next,omitzero"`
-	// Tries counts those since it was made, or redelivered, that failed.
+	// Tries counts those since it was made, redelivered or, of an Alertmanager's, taken
+	// before; the one that was taken is among them.
 	Tries      int       `json:"tries"`
 	LastAt     time.Time `json:"last_at,omitzero"`
 	LastStatus int       `json:"last_status,omitempty"` // HTTP; 0: there was no answer
@@ -140,10 +142,22 @@ type Links struct {
 	Alert     string `json:"alert"`
 	Rule      string `json:"rule"`
 	Operation string `json:"operation,omitempty"`
+	// Runbook is the rule's, where it has one.
+	Runbook string `json:"runbook,omitempty"`
 }
 
+// runbook is an alert's link to its runbook. One that is a path leads to the plane.
+func (s *Service) runbook(a *alert.Alert) string {
+	if isPath(a.Runbook) {
+		return s.Base + a.Runbook
+	}
+	return a.Runbook
+}
+
+func isPath(link string) bool { return strings.HasPrefix(link, "/") && !strings.HasPrefix(link, "//") }
+
 func (s *Service) links(a *alert.Alert) Links {
-	l := Links{Alert: s.Base + "/v1/alerts/" + a.ID, Rule: s.Base + "/v1/rules/" + a.RuleID}
+	l := Links{Alert: s.Base + "/v1/alerts/" + a.ID, Rule: s.Base + "/v1/rules/" + a.RuleID, Runbook: s.runbook(a)}
 	if a.Operation != "" {
 		l.Operation = s.Base + "/v1/operations/" + a.Operation
 	}
@@ -153,43 +167,7 @@ func (s *Service) links(a *alert.Alert) Links {
 // webhookID is the id of a webhook's delivery of an event.
 func webhookID(receiver, event string) string { return id.Derive(id.Delivery, receiver, event) }
 
-// alertID is the id of an Alertmanager's delivery of an alert.
-func alertID(receiver, alert string) string { return id.Derive(id.Delivery, receiver, "alert", alert) }
-
 func newDelivery(id string, r *ready, e *event.Event, a *alert.Alert, now time.Time) *Delivery {
 	return &Delivery{ID: id, Receiver: r.ID, State: Pending, Event: e.ID, Type: e.Type, Alert: a.ID, Rule: a.Rule, Cluster: a.Cluster,
 		Stream: e.Stream, Sequence: e.Sequence, Received: e.ReceivedAt, CreatedAt: now, Next: now}
-}
-
-// labelsOf are the labels of an alert for an Alertmanager, by which it tells one
-// from another: those of the receiver, of the rule and of the group, and
-// alertname, severity and cluster. What would hide one of these, or, of the group,
-// a label of the rule, is called group_NAME.
-func labelsOf(r *Receiver, a *alert.Alert) map[string]string {
-	out := maps.Clone(r.Labels)
-	if out == nil {
-		out = map[string]string{}
-	}
-	cluster := a.Cluster
-	if cluster == "" {
-		cluster = alert.PlaneCluster
-	}
-	fixed := map[string]string{"alertname": a.Rule, "severity": a.Severity, "cluster": cluster}
-	for k, v := range a.Labels {
-		if labelForm.MatchString(k) {
-			out[k] = v
-		}
-	}
-	for k, v := range a.Group {
-		_, taken := fixed[k]
-		if _, is := a.Labels[k]; is || taken {
-			k = "group_" + k
-		}
-		if labelForm.MatchString(k) {
-			out[k] = v
-		}
-	}
-	maps.Copy(out, fixed)
-	maps.DeleteFunc(out, func(_, v string) bool { return v == "" }) // to an Alertmanager, the same as none
-	return out
 }

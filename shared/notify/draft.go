@@ -3,6 +3,7 @@ package notify
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -34,13 +35,26 @@ func (s *Service) prefetch(ctx context.Context, pairs []pair) (*draft, error) {
 	if b.read, err = s.Store.Ledger.GetMany(ctx, keys); err != nil {
 		return nil, fmt.Errorf("read deliveries: %w", err)
 	}
-	return b, nil
+	return b, s.readPushed(ctx, b, pairs)
+}
+
+// readMore reads items, too, that a draft depends on.
+func (s *Service) readMore(ctx context.Context, b *draft, keys []ledger.Key) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	more, err := s.Store.Ledger.GetMany(ctx, keys)
+	if err != nil {
+		return fmt.Errorf("read deliveries: %w", err)
+	}
+	maps.Copy(b.read, more)
+	return nil
 }
 
 // keyOf is the key of the delivery of an event to a receiver.
 func keyOf(p *pair) ledger.Key {
 	if p.r.Kind == KindAlertmanager {
-		return record.DeliveryKey(p.r.ID, alertID(p.r.ID, p.a.ID))
+		return record.DeliveryKey(p.r.ID, pushID(p.r.ID, labelsOf(&p.r.Receiver, p.a)))
 	}
 	return record.DeliveryKey(p.r.ID, webhookID(p.r.ID, p.e.ID))
 }
@@ -102,37 +116,26 @@ func (b *draft) writes(now time.Time) ([]ledger.Write, error) {
 
 // message makes the message of an event to a receiver, or changes the one that it
 // has.
-func (s *Service) message(ctx context.Context, b *draft, p *pair, now time.Time) error {
-	key := keyOf(p)
-	it, exists := b.get(key)
-	resolved := p.e.Type == alert.TypeResolved
+func (s *Service) message(ctx context.Context, b *draft, p *pair, now time.Time) {
 	if p.r.Kind == KindAlertmanager {
-		var was *Delivery
-		if exists {
-			var err error
-			if was, err = decodeDelivery(it); err != nil {
-				s.unreadable(ctx, key, err) // it begins anew; a pointer that is left leads to nothing
-				was = &Delivery{CreatedAt: now, Push: s.pushOf(&p.r.Receiver, p.a)}
-				was.Push.EndsAt = nil // that it fires is known, for all that one can tell
-			}
-		}
-		s.pushes(b, p, was, now)
-		return nil
+		s.pushes(ctx, b, p, now)
+		return
 	}
-	told := record.ToldOfKey(p.r.ID, p.a.ID)
-	if _, was := b.get(told); resolved && !was || exists {
-		return nil
+	_, exists := b.get(keyOf(p))
+	resolved := p.e.Type == alert.TypeResolved
+	mark := record.ToldOfKey(p.r.ID, p.a.ID)
+	if _, was := b.get(mark); resolved && !was || exists {
+		return
 	}
 	if resolved {
-		b.set(told, nil)
+		b.set(mark, nil)
 		if !p.r.sendsResolved() {
-			return nil
+			return
 		}
 	} else {
-		b.set(told, &ledger.Item{Key: told, Data: []byte("{}")})
+		b.set(mark, &ledger.Item{Key: mark, Data: record.Encode(told{})})
 	}
 	d := newDelivery(webhookID(p.r.ID, p.e.ID), p.r, p.e, p.a, now)
 	d.Payload = record.Encode(Message{Type: p.e.Type, Timestamp: p.e.Timestamp, Data: Data{Alert: *p.a, Sequence: p.e.Sequence, Links: s.links(p.a)}})
 	b.put(&Delivery{}, d)
-	return nil
 }

@@ -14,9 +14,10 @@ import (
 
 const (
 	readBatch = 500
-	// pairsAtOnce bounds the events times receivers of one commit: up to six
-	// writes each, the position and the mark stay below what a commit takes.
-	pairsAtOnce = 16
+	// pairsAtOnce bounds the events times receivers of one commit: up to eight
+	// writes each (two deliveries, two pointers of each, a mark and a lane), the
+	// position and the mark stay below what a commit takes.
+	pairsAtOnce = 12
 	// saveEvery is how many events may pass that tell nothing before the position
 	// is kept.
 	saveEvery = 2000
@@ -219,9 +220,7 @@ func (s *Service) commit(ctx context.Context, stream string, p place, pairs []pa
 		}
 		now := s.now()
 		for i := range pairs {
-			if err := s.message(ctx, b, &pairs[i], now); err != nil {
-				return p, err
-			}
+			s.message(ctx, b, &pairs[i], now)
 		}
 		if writes, err = b.writes(now); err != nil {
 			return p, err

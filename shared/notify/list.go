@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/shared/admission"
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -49,8 +50,8 @@ func (s *Service) Delivery(ctx context.Context, receiver, delivery string) (Deli
 	return *d, err
 }
 
-// Redeliver sends a delivery that is over once more, under the id that it had, with
-// all tries anew; one that is not over is sent at once. Errors: not_found.
+// Redeliver sends a delivery at once, one that is over once more, under the id that it
+// had and with all tries anew. Errors: not_found.
 func (s *Service) Redeliver(ctx context.Context, call admission.Call, ref, delivery string) (Delivery, error) {
 	r, err := s.Receiver(ctx, ref)
 	if err != nil {
@@ -68,11 +69,11 @@ func (s *Service) Redeliver(ctx context.Context, call admission.Call, ref, deliv
 		}
 		now := s.now()
 		d := was
-		if d.Next = now; !d.open() {
-			d.State, d.Tries, d.DoneAt = Pending, 0, time.Time{}
-			d.Redeliver++
-			d.RedeliveredAt = now
+		if !d.open() {
+			d.State, d.DoneAt = Pending, time.Time{}
 		}
+		d.Next, d.Tries, d.RedeliveredAt = now, 0, now
+		d.Redeliver++
 		writes := append(moved(&was, &d), wake...)
 		d.version++
 		out = d
@@ -119,7 +120,8 @@ func (s *Service) Test(ctx context.Context, call admission.Call, ref string) (Te
 	var a answer
 	if r.Kind == KindAlertmanager {
 		end := now.Add(time.Minute)
-		p := &push{Labels: map[string]string{"alertname": "OpsplaneTest", "severity": "info", "receiver": r.Name}, StartsAt: now, EndsAt: &end,
+		own := map[string]string{labelName: "OpsplaneTest", labelSeverity: event.Info, "receiver": r.Name}
+		p := &push{Labels: joinLabels(own, labels{"receiver_", r.Labels}), StartsAt: now, EndsAt: &end,
 			Annotations: map[string]string{"summary": "A test of receiver " + r.Name + ", asked for by " + call.Caller.Actor.ID}}
 		a = s.push(ctx, t, []*Delivery{{Push: p}})[0]
 	} else {

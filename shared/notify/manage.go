@@ -168,7 +168,7 @@ func (s *Service) Update(ctx context.Context, call admission.Call, ref string, r
 		if was.broken || sp.Enabled == nil || *sp.Enabled {
 			r.Disabled = nil
 		}
-		if r.active() && !was.active() {
+		if r.Active() && !was.Active() {
 			r.EnabledAt = r.UpdatedAt
 		}
 		writes := []ledger.Write{{Expect: was.Revision, Item: receiverItem(&r)}, s.audit(call, "receiver.update", r.ID, http.StatusOK, r.Name)}

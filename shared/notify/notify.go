@@ -134,7 +134,7 @@ func (s *Service) enabled(ctx context.Context, mark int64) ([]*ready, error) {
 	if err != nil {
 		return nil, err
 	}
-	out = slices.DeleteFunc(out, func(r *ready) bool { return !r.active() })
+	out = slices.DeleteFunc(out, func(r *ready) bool { return !r.Active() })
 	s.mark, s.receivers = mark, out
 	return out, nil
 }
@@ -170,7 +170,7 @@ func (s *Service) change(ctx context.Context, f func(all []Receiver) (next []Rec
 		if err != nil || len(writes) == 0 {
 			return err
 		}
-		active := func(r Receiver) bool { return r.active() }
+		active := func(r Receiver) bool { return r.Active() }
 		if !slices.ContainsFunc(all, active) && slices.ContainsFunc(next, active) {
 			b = begun{N: b.N + 1, At: s.now()}
 		}

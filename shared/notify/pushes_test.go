@@ -94,6 +94,44 @@ func TestAlertmanagerAndOtherLabels(t *testing.T) {
 	}
 }
 
+// An alert that a receiver's changed matchers choose no more ends at its Alertmanager with
+// the next push, and fires there when it is told once more to one that chooses it again.
+func TestAlertmanagerAndChangedMatchers(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	am := newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+	a := p.alert("hot")
+	p.tell(alert.TypeFiring, a, p.alert("cold"))
+	p.run()
+	change := func(ms ...alert.Match) {
+		t.Helper()
+		sp := r.Spec
+		sp.Matchers = ms
+		if _, err := p.Update(t.Context(), call, r.ID, 0, sp); err != nil {
+			t.Fatal(err)
+		}
+		p.advance(2 * time.Minute)
+		p.run()
+	}
+	change(alert.Match{Field: "rule", Op: "=", Value: "cold"})
+	if got := am.firing(p.clock()); !cmp.Equal(got, []string{"cold"}) {
+		t.Errorf("chosen by name: %v", got)
+	}
+	p.tell(alert.TypeFiring, a)
+	change()
+	p.tell(alert.TypeFiring, a)
+	p.run()
+	if got := am.firing(p.clock()); !cmp.Equal(got, []string{"cold", "hot"}) {
+		t.Errorf("all are chosen: %v", got)
+	}
+	p.tell(alert.TypeResolved, a)
+	p.run()
+	if got := am.firing(p.clock()); !cmp.Equal(got, []string{"cold"}) {
+		t.Errorf("one is over: %v", got)
+	}
+}
+
 // severities are those of the alerts that have not ended at the time.
 func (f *fake) severities(at time.Time) (out []string) {
 	f.mu.Lock()

@@ -2,9 +2,11 @@ package notify
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,8 +47,8 @@ type Spec struct {
 	SendResolved *bool          `json:"send_resolved,omitempty" doc:"Of a webhook: tell that alerts resolved, too. True when absent"`
 	Timeout      alert.Duration `json:"timeout,omitempty" doc:"Of one try: 1s to 30s, 15s when absent"`
 	// Labels are added to each alert that an Alertmanager gets.
-	Labels  map[string]string `json:"labels,omitempty" doc:"Added to each alert for an Alertmanager"`
-	Enabled *bool             `json:"enabled,omitempty" doc:"True when absent; what happens while it is false is not told later"`
+	Labels  map[string]string `json:"labels,omitempty" doc:"Added to each alert for an Alertmanager: up to 16, none named alertname, severity, cluster or folded"`
+	Enabled *bool             `json:"enabled,omitempty" doc:"True when absent, which also ends that the plane disabled it; what happens while it is false is not told later"`
 	// Secret is given with a new webhook; it is not kept here.
 	Secret string `json:"secret,omitempty" doc:"Of a new webhook: whsec_ and base64 of 24 to 64 bytes; one is made when absent. Rotate changes it"`
 }
@@ -87,8 +89,9 @@ type Receiver struct {
 	broken bool
 }
 
-// active tells whether it is told of alerts.
-func (r *Receiver) active() bool {
+// Active tells whether it is told of alerts: it is enabled, and the plane did not
+// disable it.
+func (r *Receiver) Active() bool {
 	return r.Disabled == nil && (r.Enabled == nil || *r.Enabled)
 }
 
@@ -101,10 +104,10 @@ func (r *Receiver) timeout() time.Duration {
 	return r.Timeout.D()
 }
 
-var (
-	nameForm  = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	labelForm = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`) // Prometheus: label names
-)
+var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// escape writes a key as a part of a pointer (RFC 6901).
+var escape = strings.NewReplacer("~", "~0", "/", "~1")
 
 // faults collects what is wrong.
 type faults struct{ alert.Faults }
@@ -158,12 +161,16 @@ func (s *Service) check(sp *Spec) error {
 	if n := len(sp.Labels); n > MaxLabels {
 		f.add("/labels", alert.CodeRange, "has %d, the limit is %d", n, MaxLabels)
 	}
-	for k, v := range sp.Labels {
-		if !labelForm.MatchString(k) || len(k) > MaxNameBytes || strings.HasPrefix(k, "__") {
-			f.add("/labels", alert.CodeFormat, "%.80q is no label's name of up to %d bytes", k, MaxNameBytes)
+	for _, k := range slices.Sorted(maps.Keys(sp.Labels)) {
+		at, v := "/labels/"+escape.Replace(k), sp.Labels[k]
+		switch {
+		case !labelForm.MatchString(k) || len(k) > MaxNameBytes || strings.HasPrefix(k, "__"):
+			f.add(at, alert.CodeFormat, "must be named by letters, digits and _, at most %d bytes, and begin neither with a digit nor with __", MaxNameBytes)
+		case slices.Contains(reserved, k):
+			f.add(at, alert.CodeConflict, "each alert has a label of this name by itself; so have %s", strings.Join(reserved, ", "))
 		}
 		if v == "" || len(v) > alert.MaxShortBytes || !operation.CleanText(v) {
-			f.add("/labels", alert.CodeFormat, "the value of %.80q must have 1 to %d bytes without control characters", k, alert.MaxShortBytes)
+			f.add(at, alert.CodeFormat, "must have 1 to %d bytes without control characters", alert.MaxShortBytes)
 		}
 	}
 	if _, err := compileMatchers(sp.Matchers); err != nil {

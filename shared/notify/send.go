@@ -129,7 +129,10 @@ type push struct {
 }
 
 func (s *Service) pushOf(r *Receiver, a *alert.Alert) *push {
-	p := &push{Labels: labelsOf(r, a), StartsAt: a.Since, Annotations: map[string]string{"summary": a.Summary, "runbook_url": a.Runbook, "description": describe(a)}}
+	p := &push{Labels: labelsOf(r, a), StartsAt: a.Since, Annotations: map[string]string{"summary": a.Summary, "runbook_url": s.runbook(a), "description": describe(a)}}
+	if s.Base == "" && isPath(a.Runbook) {
+		delete(p.Annotations, "runbook_url") // it would lead nowhere from there
+	}
 	maps.DeleteFunc(p.Annotations, func(_, v string) bool { return v == "" })
 	if a.FiredAt != nil {
 		p.StartsAt = *a.FiredAt
@@ -198,9 +201,9 @@ func (s *Service) pushTo(ctx context.Context, r *target, to string, due []*Deliv
 	return out
 }
 
-// refresh ends what is over, or silenced: it may have resolved while its receiver was
-// disabled, or its event was lost.
-func (s *Service) refresh(ctx context.Context, due []*Delivery) error {
+// refresh ends what is over, or silenced, or not for the receiver: it may have resolved
+// while that was disabled, its event was lost, or the matchers are others by now.
+func (s *Service) refresh(ctx context.Context, r *target, due []*Delivery) error {
 	var keys []ledger.Key
 	for _, d := range due {
 		if d.Push != nil && d.Push.EndsAt == nil {
@@ -224,7 +227,7 @@ func (s *Service) refresh(ctx context.Context, due []*Delivery) error {
 			if err != nil {
 				s.unreadable(ctx, it.Key, err)
 			}
-			if err != nil || a.State != alert.Resolved && !a.Muted() {
+			if err != nil || a.State != alert.Resolved && !a.Muted() && r.wants(&a) {
 				continue
 			}
 			if a.ResolvedAt != nil {
@@ -241,10 +244,14 @@ func pushBody(due []*Delivery, now time.Time) []byte {
 	alerts := make([]push, len(due))
 	for i, d := range due {
 		alerts[i] = *d.Push
-		if d.Push.EndsAt == nil {
-			end := now.Add(endsAhead)
-			alerts[i].EndsAt = &end
+		end := now.Add(endsAhead)
+		if d.Push.EndsAt != nil {
+			end = *d.Push.EndsAt
 		}
+		if end.Before(d.Push.StartsAt) { // by clocks that differ; it is refused so
+			end = d.Push.StartsAt
+		}
+		alerts[i].EndsAt = &end
 	}
 	b, err := json.Marshal(alerts)
 	if err != nil {

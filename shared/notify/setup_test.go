@@ -86,7 +86,7 @@ func (p *plane) alert(name string) *alert.Alert {
 	now := p.clock()
 	return &alert.Alert{ID: id.Derive(id.Alert, name), Rule: name, RuleID: "rul_1", Stream: stream, Cluster: stream, Group: map[string]string{"node": "n1"},
 		Severity: event.Error, Labels: map[string]string{"team": "infra"}, Summary: name + " of n1", Runbook: "https://books.example/" + name, Since: now, FiredAt: &now,
-		State: alert.Firing, Count: 3, Subject: event.Subject{Kind: "node", ID: "nod_1", Name: "n1"}, GroupKey: "k", History: []alert.Step{{At: now}}}
+		State: alert.Firing, Count: 3, Subject: event.Subject{Kind: "node", ID: "nod_1", Name: "n1"}, GroupKey: "rul_1#" + name, History: []alert.Step{{At: now}}}
 }
 
 // fact is the event of an alert's transition, which is kept as the reactor does.

@@ -11,7 +11,7 @@ import (
 
 // target is a receiver with what signs its messages, as they are now.
 type target struct {
-	Receiver
+	*ready
 	secrets secrets
 }
 
@@ -37,7 +37,7 @@ func (s *Service) target(ctx context.Context, receiver string) (*target, error) 
 	if err != nil {
 		return nil, fmt.Errorf("read receiver %s: %w", receiver, err)
 	}
-	t := &target{Receiver: s.readReceiver(ctx, it).Receiver}
+	t := &target{ready: s.readReceiver(ctx, it)}
 	if t.Kind != KindWebhook || t.broken {
 		return t, nil
 	}

@@ -168,7 +168,7 @@ func TestUnreadableState(t *testing.T) {
 	for name, spoil := range map[string]func(*plane, Receiver, *alert.Alert){
 		"its lane": func(p *plane, r Receiver, _ *alert.Alert) { p.spoil(record.LaneKey(r.ID), torn) },
 		"its message": func(p *plane, r Receiver, a *alert.Alert) {
-			p.spoil(record.DeliveryKey(r.ID, alertID(r.ID, a.ID)), torn)
+			p.spoil(record.DeliveryKey(r.ID, pushID(r.ID, labelsOf(&r, a))), torn)
 		},
 		"the alert": func(p *plane, _ Receiver, a *alert.Alert) { p.spoil(record.AlertKey(a.ID), torn) },
 	} {
@@ -207,7 +207,7 @@ func TestUnreadableBefore(t *testing.T) {
 	a, other := p.alert("hot"), p.alert("cold")
 	p.tell(alert.TypeFiring, a, other)
 	p.run()
-	p.spoil(record.DeliveryKey(r.ID, alertID(r.ID, a.ID)), torn)
+	p.spoil(record.DeliveryKey(r.ID, pushID(r.ID, labelsOf(&r, a))), torn)
 	p.advance(time.Second)
 	p.tell(alert.TypeResolved, a)
 	p.run()
