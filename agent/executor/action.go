@@ -36,6 +36,7 @@ var advices = map[string]advice{
 	"eviction_refused":      {true, operation.ActRestoreDependency, "ask the owner of the admission policy that refuses the eviction, then drain again"},
 	"namespace_terminating": {true, operation.ActRestoreDependency, "find out what keeps the namespace from ending, then drain again"},
 	"volume_attached":       {true, operation.ActRestoreDependency, "find out what keeps the volume attached, then drain again"},
+	"admission_refused":     {true, operation.ActRestoreDependency, "ask the owner of the admission policy or webhook that refuses it, then retry"},
 	"finalizer":             {true, operation.ActRestoreDependency, "remove the finalizer, then drain again"},
 	"node_unreachable":      {true, operation.ActRestoreDependency, "bring the node back or delete it, then drain again"},
 	"slow_stop":             {true, operation.ActRetry, "drain again with a later deadline or a shorter grace period"},
