@@ -82,7 +82,10 @@ func (e *nodes) preview(ctx context.Context, r protocol.PreviewRequest) ([]proto
 		if err := decode(r.Payload, &p); err != nil {
 			return []protocol.Blocker{{Code: "invalid_payload", Resource: r.TargetName, Detail: err.Error()}}, nil
 		}
-		w, _ = p.toUncordon(n)
+		var lifts *protocol.Cordon
+		if w, lifts = p.toUncordon(n); lifts != nil {
+			e.sign(a, w.set)
+		}
 	} else {
 		w = e.toCordon(a, n, &placing{})
 	}

@@ -91,7 +91,7 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		h := rule(all, p.pod)
 		_, since, _, err := d.budgets.State()
 		var old *hold // what is known of its budget may be old: the API server decides, once it answers
-		if err != nil && h != nil && h.code == "pdb" {
+		if (err != nil || l.away) && h != nil && h.code == "pdb" {
 			old, h = h, nil
 		}
 		if d.chosen && apierrors.IsForbidden(err) && time.Since(since) > cluster.DeniedFor { // a drain's preflight says so
