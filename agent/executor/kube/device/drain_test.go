@@ -18,6 +18,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
+	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -159,6 +160,71 @@ func TestEvictedUnderAnEarlierLease(t *testing.T) {
 		}
 		if all := strings.Join(end.NotVerified, ";"); !strings.Contains(all, c.unknown) || c.unknown == "" && strings.Contains(all, "earlier lease") {
 			t.Errorf("%s: not verified: %s", name, all)
+		}
+	}
+}
+
+// TestNotReset: what is told at the end of a device that was not reset is what kept it,
+// also where its host calls it well.
+func TestNotReset(t *testing.T) {
+	t.Parallel()
+	const ok, failed, skipped = operation.StepSucceeded, operation.StepFailed, operation.StepSkipped
+	guarded := node.Kept{Pod: "serve/a", Why: "PDB serve/a allows 0 disruptions"}
+	for name, c := range map[string]struct {
+		drains            bool
+		phases            []operation.StepPhase // preflight, drain_holders where it drains, reset, verify
+		kept              []node.Kept
+		drained           []string
+		message, residual string
+	}{
+		"reset":                    {phases: []operation.StepPhase{ok, ok, ok}, message: "GPU " + fakeUUID + " is ok"},
+		"reset after a drain":      {drains: true, phases: []operation.StepPhase{ok, ok, ok, ok}, drained: []string{"serve/a"}, message: "GPU " + fakeUUID + " is ok"},
+		"nobody knows":             {phases: []operation.StepPhase{ok, operation.StepUnknown, skipped}, message: "GPU " + fakeUUID + " is ok"},
+		"refused by the preflight": {phases: []operation.StepPhase{failed, skipped, skipped}, message: "was not reset: it did not get past its step preflight; by its host's last word it is ok"},
+		"refused by the driver":    {phases: []operation.StepPhase{ok, failed, skipped}, message: "was not reset: it did not get past its step reset; by"},
+		"a budget": {drains: true, phases: []operation.StepPhase{ok, failed, skipped, skipped}, kept: []node.Kept{guarded},
+			message: "was not reset: the drain of its pods did not end, pod serve/a is left; by its host's last word it is ok", residual: "not evicted: pod serve/a (PDB serve/a allows 0 disruptions)"},
+		"one gone, one that stops, one that stays": {drains: true, phases: []operation.StepPhase{ok, failed, skipped, skipped}, drained: []string{"serve/b", "serve/c"},
+			kept:     []node.Kept{guarded, {Pod: "serve/c", Stopping: true}},
+			message:  "the drain of its pods did not end, 2 of them are left",
+			residual: "not evicted: pod serve/a (PDB serve/a allows 0 disruptions); evicted and still there: pod serve/c; pods were evicted and the device was not reset: serve/b, serve/c"},
+		"held by what no eviction moves": {drains: true, phases: []operation.StepPhase{ok, failed, skipped, skipped}, message: "was not reset: the drain of its pods did not end; by"},
+		"drained and not reset": {drains: true, phases: []operation.StepPhase{ok, ok, failed, skipped}, kept: []node.Kept{guarded}, drained: []string{"serve/a"},
+			message: "it did not get past its step reset", residual: "pods were evicted and the device was not reset: serve/a"},
+	} {
+		e, _, _ := fakes(t)
+		a := stepTask("op_a", 1, 1).Assignment
+		names := []string{"preflight", "reset", "verify"}
+		if c.drains {
+			names = []string{"preflight", "drain_holders", "reset", "verify"}
+		}
+		for i, n := range names {
+			a.Steps = append(a.Steps, protocol.Step{PlanStep: operation.PlanStep{ID: n, Name: n, Required: true}, Phase: c.phases[i]})
+		}
+		e.note(a, func(o *outcome) {
+			o.drained, o.kept, o.device = c.drained, c.kept, &report.Device{UUID: fakeUUID, Health: report.HealthOK}
+		})
+		var end executor.Ending
+		e.observe(t.Context(), a, &end)
+		var residual string
+		for _, r := range end.Residual {
+			residual += r.Detail
+		}
+		if !strings.Contains(end.Message, c.message) || residual != c.residual || len(end.Residual) > 1 {
+			t.Errorf("%s: message %q, residual %+v", name, end.Message, end.Residual)
+		}
+	}
+}
+
+// TestAdvice: what a person can do about the pods of a device ends with a reset, and
+// with nothing that a reset does not take.
+func TestAdvice(t *testing.T) {
+	t.Parallel()
+	for _, code := range []string{"pdb_blocked", "eviction_refused", "namespace_terminating", "finalizer", "node_unreachable", "node_not_ready", "slow_stop", "stopping", "interrupted",
+		"local_data", "unmanaged_pod", "two_pdbs"} {
+		o := again(executor.Permanent(code, "x"))
+		if !strings.Contains(o.ActionText, "reset again") || strings.Contains(o.ActionText, "drain again") || strings.Contains(o.ActionText, "grace") {
+			t.Errorf("%s: %q", code, o.ActionText)
 		}
 	}
 }
