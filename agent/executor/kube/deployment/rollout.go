@@ -64,6 +64,7 @@ type rollout struct {
 	moving     bool // the controller says that an update is under way
 	exceeded   string
 	refused    []cause
+	setless    bool          // no ReplicaSet could be made for the template
 	deadline   time.Duration // without progress; 0: the kind has none of its own
 	template   string        // digest
 	mark       cluster.Mark
@@ -170,6 +171,11 @@ func (r *rollout) readDeployment() (err error) {
 		// An old verdict stands until the controller has seen the new template.
 		if c.Type == "Progressing" && c.Reason == "ProgressDeadlineExceeded" && r.observed >= r.generation {
 			r.exceeded = c.Message
+		}
+		// Its controller was at work, though it observes no generation that it failed at.
+		if c.Type == "Progressing" && c.Reason == "ReplicaSetCreateError" {
+			r.setless = true
+			r.refused = append(r.refused, refusedPods("deployment/"+r.name(), c.Message, c.LastTransitionTime.Time))
 		}
 		if c.Type == "ReplicaFailure" && c.Status == metav1.ConditionTrue {
 			r.refused = append(r.refused, refusedPods("deployment/"+r.name(), c.Message, c.LastTransitionTime.Time))

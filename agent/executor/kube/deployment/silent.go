@@ -15,8 +15,7 @@ const (
 )
 
 // unobserved tells of an object whose controller does not take notice of what it is
-// asked for, as while the controller manager does not run; is: since when, if it does
-// not.
+// asked for, as while the controller manager does not run: since when, and of what.
 func (s scene) unobserved(seen map[string]time.Time, now time.Time) (since time.Time, what string, is bool) {
 	switch {
 	case s.record == nil:
@@ -24,7 +23,7 @@ func (s scene) unobserved(seen map[string]time.Time, now time.Time) (since time.
 		if s.restart.observed != s.record.ID {
 			return s.record.At, fmt.Sprintf("the restart (status.restart.observedID is %q)", s.restart.observed), true
 		}
-	case s.observed == 0 && s.kind == leaderWorkerSets: // one that does not tell
+	case s.setless || s.observed == 0 && s.kind == leaderWorkerSets: // one that does not tell
 	case s.observed < s.generation:
 		what = fmt.Sprintf("its generation %d (observed is %d)", s.generation, s.observed)
 		if g := s.record.Goal; g != nil && s.observed < g.Generation {
@@ -63,7 +62,7 @@ func (s scene) silence(v *verdict, b Bounds, seen map[string]time.Time, now time
 	case is:
 		delete(seen, seenIdle)
 		c.since, c.rule = since, "status.observedGeneration"
-		c.detail = fmt.Sprintf("%s has not taken notice of %s: it does not run, or is behind", s.kind.controller, what)
+		c.detail = fmt.Sprintf("%s has not taken notice of %s: it does not run, is behind or fails at it", s.kind.controller, what)
 		if s.kind == dynamoGraphs {
 			c.rule = "status.restart"
 		}
@@ -73,7 +72,7 @@ func (s scene) silence(v *verdict, b Bounds, seen map[string]time.Time, now time
 		}
 		c.since, c.rule = seen[seenIdle], "status"
 		quiet += time.Duration(count(s.object, "spec", "minReadySeconds")) * time.Second
-		c.detail = fmt.Sprintf("no pod of %s is stopping or getting ready, and nothing is done for the rest: %s does not run, or is behind", s.name(), s.kind.controller)
+		c.detail = fmt.Sprintf("no pod of %s is stopping or getting ready, and nothing is done for the rest: %s does not run, is behind or fails at it", s.name(), s.kind.controller)
 	default:
 		delete(seen, seenIdle)
 		return c, false, time.Time{}
