@@ -205,10 +205,7 @@ func (d *details) strays(p payload, plan, late map[types.UID]*planned, r *readin
 			d.Counts.CameAfter++
 			d.Pods = append(d.Pods, podOutcome{Pod: x.name, UID: string(x.uid), Outcome: outcomeCame, Detail: "it tolerates the cordon and came after the plan: it was left alone"})
 		case r.node.Spec.Unschedulable && !executor.CameThrough(a):
-			x.held = "it came after the plan"
-			if _, why := v.refuses(); why != "" {
-				x.held = why
-			}
+			x.held = v.late()
 			d.add(x, v.pod, r, false)
 		}
 	}
@@ -282,6 +279,7 @@ func (d *details) add(p *planned, now *corev1.Pod, r *reading, abrupt bool) {
 		if o.Detail == "" && p.refusal != nil {
 			o.Detail = p.refusal.why
 		}
+		o.Detail = strings.TrimPrefix(o.Detail, "pod "+p.name+" ")
 	}
 	switch {
 	case over:
@@ -316,7 +314,7 @@ func (e *drainer) explain(ctx context.Context, d *details, r *reading, a *protoc
 		if h := rule(sv.budgets, v.pod); said == "" && h != nil {
 			said = h.why
 		}
-		why[string(v.pod.UID)] = said
+		why[string(v.pod.UID)] = strings.TrimPrefix(said, "pod "+key(v.pod)+" ")
 	}
 	for i, o := range d.Pods {
 		if !open(o) {

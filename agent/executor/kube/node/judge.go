@@ -43,6 +43,14 @@ func (v verdict) refuses() (code, why string) {
 	return code, why
 }
 
+// late says why a pod that came after the plan is still there.
+func (v verdict) late() string {
+	if _, why := v.refuses(); why != "" {
+		return "it came after the plan and " + strings.TrimPrefix(why, "pod "+key(v.pod)+" ")
+	}
+	return "it came after the plan"
+}
+
 // Kinds of verdicts.
 const (
 	toEvict  = "evict"

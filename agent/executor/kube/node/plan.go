@@ -189,7 +189,7 @@ func (d *drive) adopt(ctx context.Context, all bool) *executor.Outcome {
 				o := executor.Permanent(code, why)
 				refused = &o
 			}
-			s.keepLate(&planned{uid: v.pod.UID, name: key(v.pod), pod: v.pod, verdict: v, held: why})
+			s.keepLate(&planned{uid: v.pod.UID, name: key(v.pod), pod: v.pod, verdict: v, held: v.late()})
 			continue
 		}
 		if p == nil {
