@@ -39,7 +39,7 @@ func TestAPIServerHangs(t *testing.T) {
 		at := time.Now()
 		s.await("the agent is not ready", 15*time.Second, func() bool { ok, _ := ready(); return !ok })
 		t.Logf("told after %s", time.Since(at).Round(100*time.Millisecond))
-		if _, x := ready(); x.Code != "api_unavailable" || !strings.Contains(x.Detail, "the API server has answered nothing for") || !strings.Contains(x.Detail, "no answer within 3s") {
+		if _, x := ready(); x.Code != "api_unavailable" || !strings.Contains(x.Detail, "the API server does not answer since") || !strings.Contains(x.Detail, "no answer within 3s") {
 			t.Errorf("the reason: %+v", x)
 		}
 		if status, body := s.get(health + "/healthz"); status != http.StatusOK {

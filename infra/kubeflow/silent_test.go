@@ -3,9 +3,12 @@
 package kubeflow
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 	"github.com/opsplane/opsplane/shared/operation"
 )
@@ -46,6 +49,52 @@ func TestAskedWhileTheAPIServerIsSilent(t *testing.T) {
 	time.Sleep(time.Until(silent.Add(55 * time.Second))) // five attempts of eight seconds, and what is between them
 	rig.Cont(kuberig.APIServer)
 	for typ, o := range asked {
+		if o = s.ended(o.ID, 2*time.Minute); o.Phase != operation.Succeeded {
+			t.Errorf("%s: %s", typ, o)
+		}
+	}
+}
+
+// TestWaitsWhileTheAPIServerFallsSilent: operations that wait on their watches say
+// soon that the API server answers nothing, and no longer once it goes on.
+func TestWaitsWhileTheAPIServerFallsSilent(t *testing.T) {
+	t.Parallel()
+	rig := kuberig.Start(t, kuberig.Options{Nodes: 1})
+	s := newSite(t, rig)
+	drained, rolled := rig.Node("drained"), rig.Node("rolled")
+	ns := rig.Namespace()
+	slow := []kuberig.PodOption{kuberig.Grace(90), kuberig.Shutdown(45 * time.Second)}
+	rig.Deployment(ns, "served", 1, append(slow, kuberig.OnNode(drained.Name))...)
+	rig.Deployment(ns, "web", 2, append(slow, kuberig.OnNode(rolled.Name))...)
+	s.agent("")
+	s.thing("nodes", drained.Name)
+	s.thing("deployments", ns+"/web")
+	asked := map[string]op{}
+	for _, a := range []ask{{"deployment.roll", "deployment:" + ns + "/web", nil}, {"node.drain", "node:" + drained.Name, nil}} {
+		asked[a.typ] = s.want(a.typ, a.target, a.payload, 10*time.Minute)
+	}
+	held := func(code string) func(o op) bool {
+		return func(o op) bool {
+			return o.Progress != nil && slices.ContainsFunc(o.Progress.Blockers, func(b operation.Blocker) bool { return b.Code == code })
+		}
+	}
+	away := held(cluster.CodeUnavailable)
+	for _, o := range asked {
+		s.until(o.ID, "waiting for pods to stop", 30*time.Second, held("terminating"))
+	}
+	rig.Stop(kuberig.APIServer)
+	silent := time.Now()
+	for typ, o := range asked {
+		o = s.until(o.ID, "that nothing answers is told", time.Until(silent.Add(14*time.Second)), away)
+		i := slices.IndexFunc(o.Progress.Blockers, func(b operation.Blocker) bool { return b.Code == cluster.CodeUnavailable })
+		if b := o.Progress.Blockers[i]; b.Since == nil || b.Since.Sub(silent) > 12*time.Second || !strings.Contains(b.Detail, "does not answer since ") || !strings.Contains(b.Detail, "no answer within 3s") {
+			t.Errorf("%s: blocker %+v, silent since %s", typ, b, silent.UTC())
+		}
+		t.Logf("%s tells it after %s", typ, time.Since(silent).Round(100*time.Millisecond))
+	}
+	rig.Cont(kuberig.APIServer)
+	for typ, o := range asked {
+		s.until(o.ID, "that it answers again is told", 10*time.Second, func(o op) bool { return o.Phase.Terminal() || !away(o) })
 		if o = s.ended(o.ID, 2*time.Minute); o.Phase != operation.Succeeded {
 			t.Errorf("%s: %s", typ, o)
 		}

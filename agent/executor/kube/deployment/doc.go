@@ -26,6 +26,10 @@
 //     Bounds.Patience, and before the operation's deadline, while there is time to
 //     take it back, anything that stands in the way: nothing may be issued later.
 //
+// An API server that answers nothing is a blocker as well, which its pulse tells
+// (package cluster): the watches are as silent as those that have nothing to tell.
+// Nothing is judged meanwhile.
+//
 // # Undo
 //
 // The undo step of a failed or cancelled operation looks whether the rollout is
