@@ -78,7 +78,7 @@ func stripLeaderWorkerSet(obj any) (*workload, bool) {
 	} else if update.Status == metav1.ConditionFalse {
 		w.rollout = "updated at " + update.Message
 	}
-	w.complete = !w.moving && w.updated >= w.desired && w.ready >= w.desired
+	w.complete = w.desired > 0 && !w.moving && w.updated >= w.desired && w.ready >= w.desired
 	return w, true
 }
 
@@ -122,7 +122,7 @@ func stripDynamoGraph(obj any) (*workload, bool) {
 	rolling, _, _ := unstructured.NestedString(o.Object, "status", "rollingUpdate", "phase")
 	w.moving = rolling == "Pending" || rolling == "InProgress" || restart != "" && phase != "Completed" && phase != "Failed" && phase != "Superseded"
 	w.rollout = templates(o)
-	w.complete = !w.moving && w.available && int64(whole(o.Object, "status", "observedGeneration")) >= o.GetGeneration()
+	w.complete = w.desired > 0 && !w.moving && w.available && int64(whole(o.Object, "status", "observedGeneration")) >= o.GetGeneration()
 	return w, true
 }
 

@@ -18,7 +18,7 @@ type fold struct {
 // once, with count 1, and those that come within the window after it in one
 // event with their count. Pods of no deployment have nobody to be told of.
 func (m *model) fold(typ string, p *pod, at time.Time, detail map[string]any) {
-	w := m.workloads[workloadKey(p.topKind, p.namespace, p.topName)]
+	w := m.deploymentOf(p)
 	if m.quiet || w == nil || !w.reported {
 		return
 	}

@@ -110,7 +110,8 @@ func troublesOf(in []corev1.ContainerStatus, out []trouble) []trouble {
 // label their pods; a Deployment's ReplicaSet is named after it and the hash that
 // its pods carry
 // (https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#pod-template-hash-label),
-// so that ReplicaSets need not be watched.
+// so that ReplicaSets need not be watched. Where that leads to no deployment, as from a
+// name that was too long for the hash and was cut, deploymentOf goes by the selectors.
 func topOwner(labels map[string]string, owner metav1.OwnerReference) (kind, name string) {
 	switch hash := labels[labelTemplateHash]; {
 	case labels[labelDynamoGraph] != "":

@@ -7,6 +7,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -29,6 +30,8 @@ type workload struct {
 	image                   string
 	available               bool
 	// rollout names what is being rolled out or was last; complete tells which.
+	// Complete is what runs, and all of it is of the newest revision: not what a
+	// partition keeps back, and not where nothing runs.
 	rollout  string
 	complete bool
 	// moving: at first sight a rollout was under way.
@@ -38,6 +41,8 @@ type workload struct {
 	// not all available. A roll that keeps enough old pods is available all the while.
 	halfway bool
 	hidden  bool // another deployment made it
+	// selector is a Deployment's, of its pods; nil else.
+	selector labels.Selector
 	part    part // of a component
 
 	reported bool
@@ -85,6 +90,9 @@ func stripDeployment(obj any) (*workload, bool) {
 	w := &workload{head: headOf(o), kind: kindAppsDeployment, desired: replicas(o.Spec.Replicas), ready: int(o.Status.ReadyReplicas),
 		updated: int(o.Status.UpdatedReplicas), image: image(&o.Spec.Template), hidden: made(o), part: partOf(o),
 		rollout: o.Annotations["deployment.kubernetes.io/revision"]}
+	if by, err := metav1.LabelSelectorAsSelector(o.Spec.Selector); err == nil { // the API server takes no other
+		w.selector = by
+	}
 	seen := o.Status.ObservedGeneration >= o.Generation
 	w.available = w.desired == 0
 	for i := range o.Status.Conditions {
@@ -101,7 +109,7 @@ func stripDeployment(obj any) (*workload, bool) {
 	// https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#complete-deployment
 	old, missing := int(o.Status.Replicas) != w.updated, w.updated < w.desired
 	w.halfway = w.stuck != "" || seen && (old || missing || w.moving && int(o.Status.AvailableReplicas) < w.desired)
-	w.complete = seen && w.updated >= w.desired && int(o.Status.Replicas) == w.updated && int(o.Status.AvailableReplicas) >= w.desired
+	w.complete = w.desired > 0 && seen && w.updated >= w.desired && int(o.Status.Replicas) == w.updated && int(o.Status.AvailableReplicas) >= w.desired
 	return w, true
 }
 
@@ -121,9 +129,11 @@ func stripStatefulSet(obj any) (*workload, bool) {
 	if !w.moving { // the controller counts no updated replicas when nothing is to be updated
 		w.updated = int(s.CurrentReplicas)
 	}
-	w.complete = s.ObservedGeneration >= o.Generation && w.ready >= w.desired && (!w.moving || w.updated >= w.desired-partition)
+	there := s.ObservedGeneration >= o.Generation && w.ready >= w.desired
+	w.complete = w.desired > 0 && there && (!w.moving || w.updated >= w.desired)
+	// What a partition keeps somebody wants kept: that is neither complete nor halfway.
 	// With OnDelete whoever deletes the pods rolls them.
-	w.halfway = w.moving && !w.complete && o.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType
+	w.halfway = w.moving && !(there && w.updated >= w.desired-partition) && o.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType
 	w.available = w.ready >= w.desired || w.moving && w.ready >= w.desired-1 // it updates one at a time
 	return w, true
 }
@@ -217,6 +227,32 @@ func (m *model) deploymentEvents(was, is *workload) {
 	case was.available && !is.available:
 		tell("deployment.unavailable", map[string]any{})
 	}
+}
+
+// deploymentOf is the workload that a pod belongs to; nil: none that is known. What
+// was made anew under a name has none of the pods of before.
+func (m *model) deploymentOf(p *pod) *workload {
+	w := m.workloads[workloadKey(p.topKind, p.namespace, p.topName)]
+	switch {
+	case p.topKind == kindStatefulSet || p.topKind == kindDaemonSet:
+		if w != nil && w.uid != string(p.owner.UID) {
+			return nil
+		}
+		return w
+	case w != nil || p.topKind != kindAppsDeployment:
+		return w
+	}
+	// Its ReplicaSet's name was cut, or another Deployment has adopted it.
+	for _, d := range m.workloads {
+		if d.kind != kindAppsDeployment || d.namespace != p.namespace || d.selector == nil || d.selector.Empty() || !d.selector.Matches(labels.Set(p.labels)) {
+			continue
+		}
+		if w != nil {
+			return nil // it could be either's
+		}
+		w = d
+	}
+	return w
 }
 
 func (m *model) byUID(uid string) *workload { return m.byUIDs[uid] }
