@@ -38,6 +38,9 @@ type place struct{ line, column int }
 
 const maxDepth = 12
 
+// tooNested is what is said of a value that is deeper.
+var tooNested = fmt.Sprintf("is nested too deeply, the limit is %d levels", maxDepth)
+
 // ParseRule reads a rule from YAML or JSON and validates it. What is wrong is
 // Faults, with pointers and lines.
 func ParseRule(data []byte) (*Rule, error) {
@@ -82,7 +85,7 @@ func Decode(data []byte, into any) error {
 func readYAML(data []byte) (*value, error) {
 	tokens := lexer.Tokenize(string(data))
 	if p := tooDeep(tokens); p != nil {
-		return nil, Faults{{Line: p.Line, Column: p.Column, Code: CodeSyntax, Detail: "is nested too deeply"}}
+		return nil, Faults{{Line: p.Line, Column: p.Column, Code: CodeSyntax, Detail: tooNested}}
 	}
 	file, err := parser.Parse(tokens, 0)
 	if err != nil {
@@ -128,7 +131,7 @@ func fromYAML(n ast.Node, pointer string, depth int) (*value, error) {
 		v.line, v.column = t.Position.Line, t.Position.Column
 	}
 	if depth > maxDepth {
-		return nil, Faults{{pointer, v.line, v.column, CodeSyntax, "is nested too deeply"}}
+		return nil, Faults{{pointer, v.line, v.column, CodeSyntax, tooNested}}
 	}
 	switch n := n.(type) {
 	case *ast.MappingNode:
@@ -222,7 +225,7 @@ func fromJSON(d *json.Decoder, data []byte, pointer string, depth int) (*value, 
 	p := placeOf(data, d.InputOffset())
 	v := &value{line: p.line, column: p.column}
 	if depth > maxDepth {
-		return nil, Faults{{pointer, v.line, v.column, CodeSyntax, "is nested too deeply"}}
+		return nil, Faults{{pointer, v.line, v.column, CodeSyntax, tooNested}}
 	}
 	t, err := d.Token()
 	if err != nil {
