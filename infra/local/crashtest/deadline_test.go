@@ -108,7 +108,7 @@ func TestDeadlines(t *testing.T) {
 		if what == "running" && begun == 0 {
 			t.Error("none had begun to evict")
 		}
-		if within += 2 * paused(); worst > within {
+		if within += 5 * paused(); worst > within { // what ends an operation waits several times
 			t.Errorf("the latest %s operation ended %s after its deadline; the bound is %s", what, worst, within)
 		}
 	}
