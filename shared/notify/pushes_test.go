@@ -1,6 +1,8 @@
 package notify
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -142,4 +144,39 @@ func (f *fake) severities(at time.Time) (out []string) {
 		}
 	}
 	return out
+}
+
+// One event that changes an alert's labels at more Alertmanagers than a commit takes, all of
+// which have yet to be told of those before, is told in commits of fewer.
+func TestManyAlertmanagers(t *testing.T) {
+	t.Parallel()
+	const many = 24 // two commits
+	p := setup(t)
+	am := newFake(t, p)
+	am.breaks(true)
+	for i := range many {
+		p.receiver(Spec{Name: fmt.Sprint("am", i), Kind: KindAlertmanager, URLs: []string{am.URL}, Labels: map[string]string{"receiver": fmt.Sprint(i)}})
+	}
+	a := p.alert("hot")
+	p.tell(alert.TypeFiring, a)
+	p.run()
+	for _, severity := range []string{"critical", "error", "critical"} {
+		p.advance(time.Millisecond)
+		a.Severity = severity
+		p.tell(alert.TypeFiring, a)
+		if err := p.Follow(t.Context(), stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+	am.breaks(false)
+	p.advance(10 * time.Second)
+	p.serve()
+	if got := am.severities(p.clock()); len(got) != many || slices.Contains(got, "error") {
+		t.Errorf("fire: %v", got)
+	}
+	p.tell(alert.TypeResolved, a)
+	p.run()
+	if got := am.firing(p.clock()); len(got) != 0 {
+		t.Errorf("fire when it is over: %v", got)
+	}
 }
