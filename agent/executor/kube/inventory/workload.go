@@ -43,7 +43,7 @@ type workload struct {
 	hidden  bool // another deployment made it
 	// selector is a Deployment's, of its pods; nil else.
 	selector labels.Selector
-	part    part // of a component
+	part     part // of a component
 
 	reported bool
 	changed  int64
