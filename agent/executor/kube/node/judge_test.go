@@ -12,6 +12,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	"github.com/opsplane/opsplane/shared/operation"
@@ -213,6 +214,11 @@ func TestRule(t *testing.T) {
 		{name: "an eviction in flight that explains nothing", pod: aPod("a"), budgets: []*budget{aBudget("b", 0, 1, 2, 3, inFlight(1))}, code: "pdb",
 			why: "PDB ns/b allows 0 disruptions (healthy 1, needed 2)"},
 		{name: "not judged yet", pod: aPod("a"), budgets: []*budget{aBudget("b", 1, 3, 2, 3, stale)}, code: "pdb", why: "PDB ns/b was changed and the cluster has not judged it yet"},
+		{name: "counts no pods", pod: aPod("a", ownedBy("")), budgets: []*budget{aBudget("b", 0, 1, 0, 0, condition(policyv1.InsufficientPodsReason, ""))}, code: "pdb",
+			why: "PDB ns/b allows 0 disruptions (healthy 1, needed 0): InsufficientPods, for it expects 0 pods: with maxUnavailable, or a percentage, it counts those that the pods' controllers want, and pods without one not at all"},
+		{name: "cannot count", pod: aPod("a"), budgets: []*budget{aBudget("b", 0, 0, 0, 0, stale, condition(policyv1.SyncFailedReason, `found no controllers for pod "a"`))}, code: "pdb",
+			why: `PDB ns/b allows no disruptions, for the cluster cannot count its pods (SyncFailed): found no controllers for pod "a"`},
+		{name: "another reason", pod: aPod("a"), budgets: []*budget{aBudget("b", 0, 3, 2, 4, condition("Frozen", ""))}, code: "pdb", why: "PDB ns/b allows 0 disruptions (healthy 3, needed 2): Frozen"},
 		{name: "two", pod: aPod("a"), budgets: []*budget{aBudget("c", 1, 3, 2, 3), aBudget("b", 1, 3, 2, 3)}, code: "two_pdbs",
 			why: "pod ns/a is selected by two disruption budgets, ns/b and ns/c: the cluster evicts no such pod"},
 		{name: "two on a pod that has not started", pod: aPod("a", phase(corev1.PodPending)), budgets: []*budget{aBudget("c", 0, 0, 1, 1), aBudget("b", 0, 0, 1, 1)}},
@@ -240,6 +246,37 @@ func TestRule(t *testing.T) {
 				t.Errorf("%q: %s", h.code, h.why)
 			}
 		})
+	}
+}
+
+// condition is that the cluster allows no disruption, and why.
+func condition(reason, message string) func(p *policyv1.PodDisruptionBudget) {
+	return func(p *policyv1.PodDisruptionBudget) {
+		p.Status.Conditions = []metav1.Condition{{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: reason, Message: message}}
+	}
+}
+
+// What there is to do about a budget helps with what keeps it from allowing any.
+func TestWhatToDoAboutABudget(t *testing.T) {
+	t.Parallel()
+	number := func(p *policyv1.PodDisruptionBudget) { p.Spec.MinAvailable = ptr.To(intstr.FromInt32(1)) }
+	for name, tt := range map[string]struct {
+		b    *budget
+		says string
+		not  string
+	}{
+		"needs all, by a number":     {aBudget("b", 0, 1, 1, 1, number), "lower minAvailable of PDB ns/b or add replicas", ""},
+		"needs all, by a percentage": {aBudget("b", 0, 3, 3, 3), "let PDB ns/b go without a pod", "add replicas"},
+		"counts no pods":             {aBudget("b", 0, 1, 0, 0), "set minAvailable of PDB ns/b to a number, or give its pods a controller", "add replicas"},
+		"expects none, by a number":  {aBudget("b", 0, 0, 1, 0, number), "raise the budget of PDB ns/b or add replicas", ""},
+		"cannot count":               {aBudget("b", 0, 3, 2, 3, condition(policyv1.SyncFailedReason, "no scale")), "give the pods of PDB ns/b a controller that tells how many", "add replicas"},
+		"not judged":                 {aBudget("b", 0, 3, 2, 3, func(p *policyv1.PodDisruptionBudget) { p.Generation = 2 }), "controller manager does not judge PDB ns/b", "add replicas"},
+		"evictions in flight":        {aBudget("b", 0, 108, 108, 120, inFlight(12)), "wait for the evictions that PDB ns/b counts", "add replicas"},
+		"pods that are not ready":    {aBudget("b", 0, 2, 2, 3), "get the pods of PDB ns/b ready (2 of 3 are)", ""},
+	} {
+		if got := tt.b.act(); !strings.Contains(got, tt.says) || tt.not != "" && strings.Contains(got, tt.not) || !strings.HasSuffix(got, ", then drain again") {
+			t.Errorf("%s: %s", name, got)
+		}
 	}
 }
 
