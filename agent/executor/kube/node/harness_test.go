@@ -206,6 +206,7 @@ func (j *job) blocked(code string) bool {
 
 func (a *agent) execute(ctx context.Context, j *job, name string) executor.Outcome {
 	o := a.types[j.Type].Steps[name].Execute(ctx, j.task(name))
+	j.step(name).Detail = o.Detail
 	switch o.Class {
 	case operation.OutcomeDone:
 		j.step(name).Phase = operation.StepSucceeded

@@ -1,0 +1,178 @@
+//go:build kubetest
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// ofNodes are updates of nodes.
+var ofNodes = admissionv1.RuleWithOperations{Operations: []admissionv1.OperationType{admissionv1.Update},
+	Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"nodes"}}}
+
+// freeze refuses to change one node by an admission policy.
+func freeze(t *testing.T, r *kuberig.Rig, n *corev1.Node) (name string) {
+	t.Helper()
+	admin := r.Client(kuberig.Admin).AdmissionregistrationV1()
+	name = r.Name("freeze")
+	_, err := admin.ValidatingAdmissionPolicies().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{FailurePolicy: ptr.To(admissionv1.Fail),
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: ofNodes}}},
+			Validations:      []admissionv1.Validation{{Expression: fmt.Sprintf("object.metadata.name != %q", n.Name), Message: "not on a Monday"}}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = admin.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = admin.ValidatingAdmissionPolicyBindings().Delete(context.Background(), name, metav1.DeleteOptions{})
+		_ = admin.ValidatingAdmissionPolicies().Delete(context.Background(), name, metav1.DeleteOptions{})
+	})
+	return "policy/" + name
+}
+
+// deaden puts a webhook before the changes of one node that nobody answers for.
+func deaden(t *testing.T, r *kuberig.Rig, n *corev1.Node) (name string) {
+	t.Helper()
+	admin := r.Client(kuberig.Admin).AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	name = r.Name("dead") + ".example.com"
+	_, err := admin.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.ValidatingWebhook{{
+		Name: name, ClientConfig: admissionv1.WebhookClientConfig{URL: ptr.To("https://127.0.0.1:1/")}, Rules: []admissionv1.RuleWithOperations{ofNodes},
+		FailurePolicy: ptr.To(admissionv1.Fail), SideEffects: ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+		MatchConditions: []admissionv1.MatchCondition{{Name: "one", Expression: fmt.Sprintf("request.name == %q", n.Name)}}}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = admin.Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	return "webhook/" + name
+}
+
+// TestNodePatchRefused: what refuses a node's patch is named by the dry run, and by the
+// operation with the same code before anything is touched.
+func TestNodePatchRefused(t *testing.T) {
+	t.Parallel()
+	for name, hurt := range map[string]func(*testing.T, *kuberig.Rig, *corev1.Node) string{"policy": freeze, "webhook": deaden} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := kuberig.Shared(t)
+			n, open, ns := r.Node("refused"), r.Node("admitted"), r.Namespace()
+			r.Deployment(ns, "web", 1, kuberig.OnNode(n.Name))
+			a := newAgent(t, r, nil)
+			rule := hurt(t, r, n)
+			refuses := func(list []protocol.Blocker) bool {
+				return len(list) == 1 && list[0].Code == codeRefused && list[0].Rule == rule
+			}
+			r.Await("it is in force", func(context.Context) (bool, error) {
+				return refuses(preview(t, a, "node.cordon", n, `{}`)), nil
+			})
+			if list := preview(t, a, "node.drain", n, `{}`); !refuses(list) {
+				t.Errorf("the dry run of a drain shows %+v", list)
+			}
+			if list := preview(t, a, "node.cordon", open, `{}`); len(list) != 0 {
+				t.Errorf("of another node it shows %+v", list)
+			}
+			for typ, at := range map[string]string{"node.cordon": "cordon", "node.drain": "preflight"} {
+				j := newJob(r, typ, n, `{}`)
+				if o := a.execute(t.Context(), j, at); o.ErrorCode != codeRefused || !strings.Contains(o.ActionText, strings.Replace(rule, "/", " ", 1)) || o.ActionCode != operation.ActRestoreDependency {
+					t.Errorf("%s: %+v", typ, o)
+				}
+			}
+			if now := r.NodeNow(n.Name); now.Spec.Unschedulable || now.Annotations[cluster.AnnotationMark] != "" {
+				t.Errorf("the node was touched: %v", now.Annotations)
+			}
+		})
+	}
+}
+
+// TestCordonRefusedLate: a policy that comes between preflight and cordon. The drain
+// took nothing out of service.
+func TestCordonRefusedLate(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	n, ns := r.Node("frozen", kuberig.GPUs(8)), r.Namespace()
+	r.Deployment(ns, "web", 1, kuberig.OnNode(n.Name))
+	a := newAgent(t, r, nil)
+	j := newJob(r, "node.drain", n, `{}`)
+	if o := a.execute(t.Context(), j, "preflight"); o.Class != operation.OutcomeDone {
+		t.Fatalf("%+v", o)
+	}
+	freeze(t, r, n)
+	r.Await("it is in force", func(context.Context) (bool, error) {
+		return len(preview(t, a, "node.cordon", n, `{}`)) == 1, nil
+	})
+	if o := a.execute(t.Context(), j, "cordon"); o.ErrorCode != codeRefused || o.Class != operation.OutcomePermanent {
+		t.Fatalf("%+v", o)
+	}
+	for who, a := range map[string]*agent{"the agent": a, "another": newAgent(t, r, nil)} {
+		if end, d := a.observe(j); d.Planned != nil || d.GPUs == nil || *d.GPUs != 0 || d.GPUHours == nil || *d.GPUHours != 0 || len(end.Residual) != 0 || !strings.Contains(end.Message, "schedulable, no pod was evicted") {
+			t.Errorf("%s tells %q, left %+v, %s", who, end.Message, end.Residual, end.Details)
+		}
+	}
+}
+
+// TestNodeDeletedMidDrain: the node's GPUs were out of service from its cordon until it
+// was gone, which another agent has from the journal.
+func TestNodeDeletedMidDrain(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	n, ns := r.Node("doomed", kuberig.GPUs(8)), r.Namespace()
+	r.Deployment(ns, "web", 1, kuberig.OnNode(n.Name))
+	r.PDB(ns, "web", "web", kuberig.MinAvailable("1"))
+	r.AwaitPDB(ns, "web", "counts 1", func(b *budgetObject) bool { return b.Status.CurrentHealthy == 1 })
+	a := newAgent(t, r, nil)
+	j := newJob(r, "node.drain", n, `{}`)
+	begun := time.Now()
+	result := a.start(j)
+	j.await(t, "the budget holds", func() bool { return j.blocked("pdb") && len(j.progress) > 0 })
+	if err := r.Client(kuberig.Admin).CoreV1().Nodes().Delete(t.Context(), n.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if e := <-result; e.o.ErrorCode != "node_gone" {
+		t.Fatalf("%+v", e)
+	}
+	most := 8 * time.Since(begun).Hours()
+	end, d := a.observe(j)
+	if d.GPUs == nil || *d.GPUs != 8 || d.GPUHours == nil || *d.GPUHours <= 0 || *d.GPUHours > most || d.Planned == nil || d.Planned.Before(begun) {
+		t.Errorf("%s, at most %f", end.Details, most)
+	}
+	end, heir := newAgent(t, r, nil).observe(j)
+	if heir.GPUs == nil || *heir.GPUs != 8 || heir.GPUHours != nil || heir.Planned == nil || !heir.Planned.Equal(*d.Planned) {
+		t.Errorf("another: %s", end.Details)
+	}
+}
+
+// TestBareBehindMaxUnavailable: a budget that counts no pods says so, and what helps.
+func TestBareBehindMaxUnavailable(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	n, ns := r.Node("bare"), r.Namespace()
+	r.Pod(ns, "web", kuberig.OnNode(n.Name), kuberig.Spec(func(meta *metav1.ObjectMeta, _ *podSpec) { meta.Labels = map[string]string{"app": "web"} }))
+	r.PDB(ns, "web", "web", kuberig.MaxUnavailable("1"))
+	r.AwaitPDB(ns, "web", "has seen the pod", func(b *budgetObject) bool { return b.Status.CurrentHealthy == 1 })
+	a := newAgent(t, r, nil)
+	list := preview(t, a, "node.drain", n, `{"force":true}`)
+	if len(list) != 1 || list[0].Code != "pdb" || !strings.Contains(list[0].Detail, "InsufficientPods, for it expects 0 pods") {
+		t.Errorf("the dry run shows %+v", list)
+	}
+	j := newJob(r, "node.drain", n, `{"force":true}`).within(3 * time.Second)
+	if step, o := a.run(t.Context(), j); step != "evict" || o.ErrorCode != "pdb_blocked" || !strings.Contains(o.ActionText, "set minAvailable of PDB "+ns+"/web to a number") {
+		t.Errorf("at %s with %+v", step, o)
+	}
+}
