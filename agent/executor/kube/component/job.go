@@ -1,6 +1,8 @@
 package component
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
@@ -37,7 +39,8 @@ const (
 	grace = 5 * time.Minute
 	// kept is how long an ended Job stays, with its answer and its log: longer than
 	// an operation may be under way.
-	kept = 25 * time.Hour
+	kept    = 25 * time.Hour
+	maxName = 63 // of a Job, whose name is a label of its pods
 )
 
 // request is one Job that is asked for.
@@ -72,6 +75,10 @@ func (q request) name(a *protocol.Assignment) string {
 	name := fmt.Sprintf("opsplane-%s-%s-r%d-g%d", q.prefix(), strings.ReplaceAll(strings.ToLower(a.Operation), "_", "-"), a.Run, a.Generation)
 	if q.attempt > 0 {
 		name += "-a" + strconv.Itoa(q.attempt)
+	}
+	if len(name) > maxName { // generations past any that are seen
+		sum := sha256.Sum256([]byte(name))
+		name = fmt.Sprintf("opsplane-%s-%s", q.prefix(), hex.EncodeToString(sum[:])[:32])
 	}
 	return name
 }

@@ -72,12 +72,25 @@ func (r *roller) halted(why string, s *scene, v verdict, away *cluster.Unanswere
 	}
 	o := executor.Waiting(why, fmt.Sprintf("%s: %s%s; %s", s.name(), first, s, rest))
 	if why == "interrupted" {
-		_, o.ActionCode, o.ActionText = executor.Action(code)
-		if code == codeFinalizer {
-			o.ActionText = "see to it that the finalizer is removed, then roll again if need be: the restart itself is in force"
-		}
+		advise(&o, code)
 	}
 	return o
+}
+
+// failed is the outcome of a rollout that failed.
+func failed(code, why string) executor.Outcome {
+	o := executor.Permanent(code, why)
+	advise(&o, code)
+	return o
+}
+
+// advise says what a person can do about the code. What is said of a finalizer
+// elsewhere is about drains.
+func advise(o *executor.Outcome, code string) {
+	_, o.ActionCode, o.ActionText = executor.Action(code)
+	if code == codeFinalizer {
+		o.ActionText = "see to it that the finalizer is removed, then roll again if need be: the restart itself is in force"
+	}
 }
 
 // failsAfter is how long a rollout may make no progress until it counts as failed;

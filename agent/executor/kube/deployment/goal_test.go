@@ -132,8 +132,12 @@ func TestTheGoalIsTakenAway(t *testing.T) {
 			if !strings.Contains(o.Detail, tt.says) || !strings.Contains(o.Detail, tt.rest) || strings.Contains(o.Detail, restGoesOn) || o.ActionCode != operation.ActRestoreDependency {
 				t.Errorf("at the deadline: %s; next action %s: %s", o.Detail, o.ActionCode, o.ActionText)
 			}
-			if v = s.judge(by, DefaultBounds, false, map[string]time.Time{}, noon.Add(time.Hour)); v.code != tt.code {
-				t.Errorf("an hour later: %q %s", v.code, v.why)
+			seen, taken := map[string]time.Time{}, noon.Add(time.Hour)
+			for at, want := range map[time.Duration]string{0: "", 10*time.Minute - 1: "", 10 * time.Minute: tt.code} {
+				s.judge(by, DefaultBounds, false, seen, taken)
+				if v = s.judge(by, DefaultBounds, false, seen, taken.Add(at)); v.code != want || want != "" && !v.wake.IsZero() {
+					t.Errorf("%s after it was taken away: %q %s", at, v.code, v.why)
+				}
 			}
 		})
 	}

@@ -244,7 +244,13 @@ func (v *verdict) fail(s scene, b Bounds, undo bool, seen map[string]time.Time, 
 	if most := s.failsAfter(b); s.exceeded != "" {
 		stuck = fmt.Sprintf("%s: no replica got ready within its progress deadline (%s)", s.name(), s.rollout)
 	} else if most > 0 && (!s.kind.ownDeadline || s.emptied()) {
-		if end := v.progressed.Add(most); now.Before(end) {
+		from := v.progressed
+		for _, c := range v.causes { // what somebody holds begins to be late when they took hold of it
+			if at := seen[c.key()]; c.held && at.After(from) {
+				from = at
+			}
+		}
+		if end := from.Add(most); now.Before(end) {
 			v.wakeAt(end)
 		} else {
 			stuck = fmt.Sprintf("%s: no new pod was made or got ready for %s (%s)", s.name(), most, s.rollout)

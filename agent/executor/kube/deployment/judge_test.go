@@ -213,6 +213,7 @@ func TestJudge(t *testing.T) {
 			p.OwnerReferences[0].Name = "other-h1"
 			return p
 		}()}, both...), rolled: true},
+		{name: "being deleted", patch: `{"metadata":{"deletionTimestamp":"2026-05-04T12:00:01Z"}}`, pods: both, code: "deployment_gone", wakesIn: 10 * time.Second},
 		{name: "image, before the deadline", patch: `{"status":{"updatedReplicas":1}}`, pods: []*corev1.Pod{broken}, causes: []string{codeImagePull}},
 		{name: "image, at the deadline", patch: exceeded, pods: []*corev1.Pod{broken}, code: codeImagePull, causes: []string{codeImagePull}},
 		{name: "deadline without a cause", patch: exceeded, code: codeDeadline, wakesIn: 10 * time.Second},

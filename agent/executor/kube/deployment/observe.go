@@ -74,6 +74,7 @@ func (r *roller) leftover(ctx context.Context, a *protocol.Assignment, d *rollou
 		}
 	}
 	if d.kind == dynamoGraphs { // its pods are told by the clock alone
+		end.NotVerified = append(end.NotVerified, "that no pod of before is left: the operator's word was taken")
 		if !v.rolled {
 			end.Leave(a, "wait", "the rollout is incomplete: "+cmp.Or(v.why, d.String()))
 		}

@@ -118,7 +118,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 				return end(s, v)
 			}
 			tell(t, v.blockers(r.Now()))
-			o = executor.Permanent(v.code, v.why)
+			o = failed(v.code, v.why)
 		}
 		return &o
 	}
