@@ -4,7 +4,8 @@
 // # The way of a drain
 //
 //	preflight  one list of the node's pods, judged: what no drain with this payload
-//	           gets past is refused before anything is touched
+//	           gets past is refused before anything is touched; cordon and evictions
+//	           are rehearsed, so that admission has its say before as well
 //	cordon     a patch of the node, conditional on its resourceVersion, that leaves
 //	           the cordon's owner, the mark of the lease and the plan on the node
 //	evict      evictions in parallel, each naming one planned pod by UID; one watch
@@ -51,7 +52,7 @@
 // and what they allow is shared out among them. A 429 is left to races with others.
 // Pods are listed once, judged, and watched from there; what takes long (the node's
 // own fate, endpoints) is watched only when the drain does. Drains of eight pods
-// take sixteen requests each.
+// take seventeen requests each, of which the rehearsals of eviction and cordon are two.
 //
 // # What nobody says
 //

@@ -240,7 +240,7 @@ func TestManyAtOnce(t *testing.T) {
 	if took > 25*time.Second {
 		t.Errorf("%d nodes took %s", nodes, took)
 	}
-	if most := nodes*(pods+8) + 10; needed > most {
+	if most := nodes*(pods+9) + 10; needed > most {
 		t.Errorf("%d requests, at most %d are needed", needed, most)
 	}
 }
