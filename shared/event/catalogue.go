@@ -85,7 +85,9 @@ var catalogue = []About{
 	{"node.ready", Info, "The node's kubelet reports ready.", NodeDetail{}},
 	{"node.not_ready", Error, "The node's kubelet is not ready, or cannot be reached.", NodeDetail{}},
 	{TypeNodeCordoned, Info, "The node was closed to new pods; detail names the owner.", CordonDetail{}},
-	{TypeNodeUncordoned, Info, "The node takes new pods again.", CordonDetail{}},
+	{TypeNodeUncordoned, Info, "The node takes new pods again; detail names who lifted the cordon, and whose it was.", CordonDetail{}},
+	{"node.gpus_unallocatable", Error, "The node has GPUs that it gives to no pod, for a minute now, and nobody tells which.", GPUsDetail{}},
+	{"node.gpus_allocatable", Info, "The node gives pods all of its GPUs again, or which ones it keeps back is known.", GPUsDetail{}},
 
 	{"device.joined", Info, "A device is in the cluster that was not.", DeviceDetail{}},
 	{"device.left", Warning, "A device is no longer reported.", DeviceDetail{}},

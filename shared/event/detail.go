@@ -61,12 +61,26 @@ type LiftedCordon struct {
 	Since     *time.Time `json:"since,omitempty" doc:"When it was placed, by the clock of whoever did"`
 }
 
+// GPUsDetail is the detail of node.gpus_unallocatable and node.gpus_allocatable.
+type GPUsDetail struct {
+	Resources []GPUResource `json:"resources" nullable:"false" doc:"The resources of which the node gives pods fewer than it has; of node.gpus_allocatable those that were so"`
+	Missing   int64         `json:"missing,omitempty" doc:"How many it keeps back in all"`
+	Text      string        `json:"detail,omitempty" doc:"What is known of it, in words"`
+}
+
+// GPUResource is how a node offers its GPUs to pods.
+type GPUResource struct {
+	Resource    string `json:"resource" doc:"Its name in Kubernetes, such as nvidia.com/gpu"`
+	Capacity    int64  `json:"capacity" doc:"How many there are, healthy or not"`
+	Allocatable int64  `json:"allocatable" doc:"How many pods can be given"`
+}
+
 // DeviceDetail is the detail of what happens to a device.
 type DeviceDetail struct {
 	Node    string `json:"node,omitempty" doc:"Name of its node"`
 	NodeUID string `json:"node_uid,omitempty"`
 	Index   *int   `json:"index,omitempty" doc:"Its place on the node"`
-	Health  string `json:"health,omitempty" doc:"ok, or what it is instead, such as degraded or unusable"`
+	Health  string `json:"health,omitempty" doc:"ok, or what it is instead: degraded, unusable, or unknown"`
 	Detail  string `json:"detail,omitempty"`
 }
 

@@ -58,7 +58,7 @@ func (in *nodesInput) part() objectsPart {
 type devicesInput struct {
 	ObjectsInput
 	Node   string `query:"node" doc:"The node's id or name"`
-	Health string `query:"health" enum:"ok,degraded,unusable"`
+	Health string `query:"health" enum:"ok,degraded,unusable,unknown"`
 }
 
 func (in *devicesInput) part() objectsPart {

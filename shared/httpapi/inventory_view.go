@@ -39,7 +39,7 @@ type deviceView struct {
 	NodeName string   `json:"node_name"`
 	Index    int      `json:"index"`
 	Product  string   `json:"product"`
-	Health   string   `json:"health" doc:"ok, degraded, unusable"`
+	Health   string   `json:"health" doc:"ok, degraded, unusable; unknown: something is wrong on its node, and not known of which device"`
 	Detail   *string  `json:"detail"`
 	Holders  int      `json:"holders" doc:"Processes or pods that hold it"`
 	Aliases  []string `json:"aliases" nullable:"false"`

@@ -78,7 +78,7 @@ type Device struct {
 	Index    int      `json:"index"`
 	Product  string   `json:"product"`
 	Revision int64    `json:"revision"`
-	Health   string   `json:"health"` // ok, degraded, unusable
+	Health   string   `json:"health"` // ok, degraded, unusable, unknown
 	Detail   string   `json:"detail,omitempty"`
 	Holders  int      `json:"holders"`
 }

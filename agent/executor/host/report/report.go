@@ -53,6 +53,7 @@ const (
 	HealthOK       = "ok"
 	HealthDegraded = "degraded" // it works and something is wrong
 	HealthUnusable = "unusable" // nothing can run on it
+	HealthUnknown  = "unknown"  // something is wrong on its node, and not known of which device
 )
 
 // Recovery actions, as the driver names them (NVML: nvmlDeviceGpuRecoveryAction_t

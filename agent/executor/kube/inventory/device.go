@@ -42,6 +42,9 @@ type deviceState struct {
 	uid     string
 	node    *nodeState
 	changed int64
+	// ill: it was told to be degraded, or was so from the start, and not to have
+	// recovered since.
+	ill bool
 }
 
 // capacity is what a node's labels and capacity tell of its GPUs.
@@ -86,6 +89,8 @@ func (m *model) refreshDevices(nodeName string) {
 				g.health, g.detail = report.HealthDegraded, "its host is not heard of: "+h.stale
 			case h != nil && h.code != "":
 				g.health, g.detail = report.HealthDegraded, "its host says "+h.code+": "+h.detail
+			default:
+				s.doubted(&g)
 			}
 			found = append(found, g)
 		}
@@ -96,6 +101,7 @@ func (m *model) refreshDevices(nodeName string) {
 		now[deviceUID(s, &found[i])] = &found[i]
 	}
 	m.claim(s, now)
+	m.weigh(s)
 }
 
 // claim takes what a node has now. Devices whose UUID comes to be known are those
@@ -167,7 +173,12 @@ func merge(a, b gpu) gpu {
 	return a
 }
 
+// rank orders healths, the worst last. One that is not known is not known to be worse
+// than ok.
 func rank(health string) int {
+	if health == report.HealthUnknown {
+		health = report.HealthOK
+	}
 	return slices.Index([]string{report.HealthOK, report.HealthDegraded, report.HealthUnusable}, health)
 }
 
@@ -241,7 +252,7 @@ func sameDevice(a, b *gpu) bool {
 // before, without its UUID.
 func (m *model) applyDevice(uid string, is *gpu, s *nodeState, known bool) {
 	was := m.devices[uid]
-	d := &deviceState{gpu: is, uid: uid, node: s}
+	d := &deviceState{gpu: is, uid: uid, node: s, ill: is.health != report.HealthOK && (rank(is.health) > rank(report.HealthOK) || was != nil && was.ill)}
 	m.devices[uid] = d
 	if was != nil && was.node == s && sameDevice(was.gpu, is) {
 		d.changed = was.changed
@@ -264,7 +275,7 @@ func (m *model) applyDevice(uid string, is *gpu, s *nodeState, known bool) {
 		m.tell("device.joined", kindDevice, uid, uid, time.Time{}, detail)
 	case rank(is.health) > rank(was.health):
 		m.tell("device.degraded", kindDevice, uid, uid, time.Time{}, detail)
-	case was.health != report.HealthOK && is.health == report.HealthOK:
+	case was.ill && is.health == report.HealthOK:
 		m.tell("device.recovered", kindDevice, uid, uid, time.Time{}, detail)
 	}
 	if was != nil {

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	gpus "github.com/opsplane/opsplane/agent/executor/kube/inventory/capacity"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -35,6 +36,7 @@ type node struct {
 	labels      map[string]string
 	provider    string
 	gpus        capacity
+	offers      []gpus.Offer
 	bad         []badCondition
 }
 
@@ -44,6 +46,7 @@ type nodeState struct {
 	claims   map[string]*gpu // the devices that its sources name, by UID
 	owned    int             // devices that are on it
 	blockers []protocol.Blocker
+	short    shortage
 	changed  int64
 	judged   time.Time
 	unjudged bool
@@ -54,7 +57,7 @@ func (m *model) stripNode(obj any) (*node, bool) {
 	if !ok {
 		return nil, false
 	}
-	n := &node{head: headOf(o), created: o.CreationTimestamp.Time, provider: cut(o.Spec.ProviderID, maxLabelValue), schedulable: !o.Spec.Unschedulable, gpus: capacityOf(o), bad: badConditions(o.Status.Conditions)}
+	n := &node{head: headOf(o), created: o.CreationTimestamp.Time, provider: cut(o.Spec.ProviderID, maxLabelValue), schedulable: !o.Spec.Unschedulable, gpus: capacityOf(o), offers: gpus.Offers(o), bad: badConditions(o.Status.Conditions)}
 	for i := range o.Status.Conditions {
 		if c := &o.Status.Conditions[i]; c.Type == corev1.NodeReady {
 			n.ready, n.unreachable = c.Status == corev1.ConditionTrue, c.Status == corev1.ConditionUnknown
@@ -188,7 +191,7 @@ func sameCordon(a, b *protocol.Cordon) bool {
 
 func sameNode(a, b *node) bool {
 	return a.ready == b.ready && a.unreachable == b.unreachable && a.schedulable == b.schedulable && sameCordon(a.cordon, b.cordon) &&
-		maps.Equal(a.labels, b.labels) && a.provider == b.provider && a.gpus == b.gpus && slices.Equal(a.bad, b.bad)
+		maps.Equal(a.labels, b.labels) && a.provider == b.provider && a.gpus == b.gpus && slices.Equal(a.offers, b.offers) && slices.Equal(a.bad, b.bad)
 }
 
 // applyNode takes a node as it is now.
@@ -298,6 +301,7 @@ func (m *model) reportNode(s *nodeState) protocol.Node {
 		ready = corev1.ConditionUnknown
 	}
 	conditions := []protocol.Condition{{Type: string(corev1.NodeReady), Status: string(ready), Reason: s.why, Since: s.readySince.UTC()}}
+	conditions = append(conditions, s.shortageCondition()...)
 	for _, b := range s.bad {
 		conditions = append(conditions, protocol.Condition{Type: b.typ, Status: string(b.status), Reason: b.reason, Message: b.message, Since: b.since.UTC()})
 	}

@@ -101,6 +101,7 @@ func (i *Inventory) tick(ctx context.Context) {
 		i.model.mu.Lock()
 		i.model.unfold()
 		i.model.age()
+		i.model.ripen()
 		i.model.signal()
 		i.model.mu.Unlock()
 		i.model.judge()
