@@ -1,10 +1,12 @@
 package loop
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -69,4 +71,35 @@ func TestObstaclesAreForgotten(t *testing.T) {
 	if len(o) > 2*operation.MaxProgressBlockers {
 		t.Errorf("%d are remembered", len(o))
 	}
+}
+
+// TestProgressNamesTheStepThatRuns: also of steps that tell no progress, and not the
+// numbers and blockers of the one before. Of a step with an effect it is shown before
+// anything is touched.
+func TestProgressNamesTheStepThatRuns(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		for _, name := range []string{"preflight", "cordon", "evict", "confirm"} {
+			b.exec.execute[name] = func(ctx context.Context, task *executor.Task) executor.Outcome {
+				if !task.Step.Effect { // what nothing waits for comes with the next word to the plane
+					pause(ctx, 30*time.Second)
+				}
+				p := b.plane.state(task.Assignment.Operation).Progress
+				if p == nil || p.Step != name || p.Total != 0 || len(p.Blockers) > 0 {
+					t.Errorf("while %s runs, progress is %+v", name, p)
+				}
+				task.Progress(1, 2, "pods", "of "+name)
+				task.Blocked([]protocol.Blocker{{Code: "pdb", Resource: "pod/a/" + name}})
+				pause(ctx, 30*time.Second)
+				if p = b.plane.state(task.Assignment.Operation).Progress; p == nil || p.Step != name || p.Total != 2 || len(p.Blockers) != 1 {
+					t.Errorf("when %s has told, progress is %+v", name, p)
+				}
+				return b.exec.effect(ctx, task)
+			}
+		}
+		b.start()
+		op := b.plane.submit("named", time.Hour, drainPlan()...)
+		if s := b.plane.ended(t, op, 30*time.Minute); s.Phase != operation.Succeeded {
+			t.Fatalf("ended %s: %+v", s.Phase, s.Result)
+		}
+	})
 }

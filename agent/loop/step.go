@@ -238,8 +238,10 @@ func (r *run) exhausted(s *stepState, out executor.Outcome) *end {
 }
 
 // begin tells the plane that the step starts. A step with an effect waits until
-// the plane has it: "started" before anything is touched.
+// the plane has it: "started" before anything is touched. What is shown of progress
+// is of this step from then on: it goes with the same report.
 func (r *run) begin(ctx context.Context, s *stepState, interruptible bool) *end {
+	r.progressed(s.Name, func(*operation.Progress) {})
 	if s.started { // the claim did it
 		s.started, s.begun, s.Phase = false, true, operation.StepRunning
 		s.Attempts = max(s.Attempts, 1)
