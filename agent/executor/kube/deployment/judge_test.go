@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/yaml"
 
@@ -313,6 +314,26 @@ status: {observedGeneration: 5, %s: {a: {replicas: 1, updatedReplicas: 1, readyR
 		other := merged(t, d, []byte(`{"status":{"restart":{"observedID":"before","phase":"Completed"}}}`))
 		if v := (scene{rollout: other}).judge(by, DefaultBounds, false, map[string]time.Time{}, noon); v.rolled {
 			t.Error("the restart before counts as this one")
+		}
+	}
+}
+
+// A name that is too long for a label selects no pods, and not all.
+func TestLongNamesSelectNothing(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"g", strings.Repeat("g", 63), strings.Repeat("g", 64), strings.Repeat("g", 253)} {
+		parsed, err := labels.Parse(labelled(labelDynamoGraph, name).String()) // as the API server does
+		if err != nil {
+			t.Errorf("%d bytes: %v", len(name), err)
+			continue
+		}
+		for value, want := range map[string]bool{name: len(name) <= 63, name[:min(len(name), 62)] + "x": false} {
+			if got := parsed.Matches(labels.Set{labelDynamoGraph: value}); got != want {
+				t.Errorf("%d bytes: a pod of %s: %v", len(name), value, got)
+			}
+		}
+		if parsed.Matches(labels.Set{}) {
+			t.Errorf("%d bytes: selects any pod", len(name))
 		}
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 )
@@ -200,7 +202,7 @@ func (r *rollout) readLeaderWorkerSet() {
 	r.want = max(0, r.desired-r.partition)
 	r.podsEach = max(1, count(r.object, "spec", "leaderWorkerTemplate", "size"))
 	r.available = r.ready
-	r.selector = labels.SelectorFromSet(labels.Set{labelLeaderWorkerSet: r.object.GetName()})
+	r.selector = labelled(labelLeaderWorkerSet, r.object.GetName())
 	r.moving = slices.ContainsFunc(conditionsOf(r.object), func(c metav1.Condition) bool {
 		return c.Type == "UpdateInProgress" && c.Status == metav1.ConditionTrue
 	})
@@ -208,7 +210,7 @@ func (r *rollout) readLeaderWorkerSet() {
 
 // readDynamoGraph sums up the services (v1alpha1) or components (v1beta1).
 func (r *rollout) readDynamoGraph() {
-	r.selector = labels.SelectorFromSet(labels.Set{labelDynamoGraph: r.object.GetName()})
+	r.selector = labelled(labelDynamoGraph, r.object.GetName())
 	r.desired, r.updated, r.ready, r.total = 0, 0, 0, 0
 	services, _, _ := unstructured.NestedMap(r.object.Object, "spec", "services")
 	for _, s := range services {
@@ -264,6 +266,17 @@ func dropNull(m map[string]any) {
 			dropNull(v)
 		}
 	}
+}
+
+// labelled selects the pods that an operator labels with their owner's name. A name that
+// is too long for a label has none, and the API server takes no such selector.
+func labelled(key, name string) labels.Selector {
+	if len(validation.IsValidLabelValue(name)) == 0 {
+		return labels.SelectorFromSet(labels.Set{key: name})
+	}
+	is, _ := labels.NewRequirement(key, selection.Exists, nil) // the keys are constants
+	not, _ := labels.NewRequirement(key, selection.DoesNotExist, nil)
+	return labels.NewSelector().Add(*is, *not)
 }
 
 func selectorOf(u *unstructured.Unstructured) (labels.Selector, error) {
