@@ -55,7 +55,7 @@ func TestDiagramOfRules(t *testing.T) {
 	}
 	walk("event", eventType)
 	walk("operation", operationType)
-	b.WriteString("\nThose of `operation` are of the operation that the event belongs to, and empty without one. `phase`, `from` and `code` are of the transition, `reason` is why it was asked for.\n")
+	b.WriteString("\nThose of `operation` are of the operation that the event belongs to, and empty without one. `phase`, `from` and `code` are of the transition, `reason` is why it was asked for. Of an event that belongs to an operation without being a transition of it (`node.cordoned`), `phase`, `from`, `code` and `generation` are empty.\n")
 	b.WriteString("\n## Shipped rules\n\n| rule | severity | on | what it says |\n| --- | --- | --- | --- |\n")
 	for _, s := range ShippedRules() {
 		r := s.Rule

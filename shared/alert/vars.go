@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"cel.dev/cel-go/cel"
@@ -48,13 +49,34 @@ func (v *Vars) details() map[string]any {
 	return v.detail
 }
 
-// of reads a string of the detail of an operation's event.
+// transition tells whether the event's type is that of an operation's own events,
+// whose detail says what is asked of an operation. The detail of others that belong
+// to one, such as a cordon's, is an agent's and tells of something else.
+func transition(typ string) bool { return strings.HasPrefix(typ, "operation.") }
+
+// needsSpecFor is NeedsSpec for an event of the type: of what is no transition the
+// spec alone tells anything of the operation.
+func (c *Compiled) needsSpecFor(typ string) bool {
+	needs := false
+	c.programs(func(p *program) { needs = needs || p.needsSpec || p.ofOperation && !transition(typ) })
+	return needs
+}
+
+// of reads a string of the detail of an operation's own event.
 func (v *Vars) of(key string) string {
-	if v.e.OperationID == "" {
+	if v.e.OperationID == "" || !transition(v.e.Type) {
 		return ""
 	}
 	s, _ := v.details()[key].(string)
 	return s
+}
+
+// or is of, where the event is the operation's own, and else from its spec.
+func (v *Vars) or(key string, of func(*operation.Spec) string) string {
+	if v.spec == nil || transition(v.e.Type) {
+		return v.of(key)
+	}
+	return of(v.spec)
 }
 
 // field is one field of a variable.
@@ -103,14 +125,14 @@ var fields = map[string]map[string]field{
 	},
 	operationType: {
 		"id":          {typ: cel.StringType, get: func(v *Vars) any { return v.e.OperationID }},
-		"type":        {typ: cel.StringType, get: func(v *Vars) any { return v.of("type") }},
+		"type":        {typ: cel.StringType, get: func(v *Vars) any { return v.or("type", func(s *operation.Spec) string { return s.Request.Type }) }},
 		"phase":       {typ: cel.StringType, get: func(v *Vars) any { return v.of("phase") }},
 		"from":        {typ: cel.StringType, get: func(v *Vars) any { return v.of("from") }},
 		"code":        {typ: cel.StringType, get: func(v *Vars) any { return v.of("reason") }},
-		"target":      {typ: cel.StringType, get: func(v *Vars) any { return v.of("target") }},
-		"target_name": {typ: cel.StringType, get: func(v *Vars) any { return v.of("target_name") }},
-		"node":        {typ: cel.StringType, get: func(v *Vars) any { return v.of("node") }},
-		"parent":      {typ: cel.StringType, get: func(v *Vars) any { return v.of("parent") }},
+		"target":      {typ: cel.StringType, get: func(v *Vars) any { return v.or("target", func(s *operation.Spec) string { return s.TargetID }) }},
+		"target_name": {typ: cel.StringType, get: func(v *Vars) any { return v.or("target_name", func(s *operation.Spec) string { return s.TargetName }) }},
+		"node":        {typ: cel.StringType, get: func(v *Vars) any { return v.or("node", func(s *operation.Spec) string { return s.NodeName }) }},
+		"parent":      {typ: cel.StringType, get: func(v *Vars) any { return v.or("parent", func(s *operation.Spec) string { return s.Parent }) }},
 		"generation":  {typ: cel.IntType, get: (*Vars).generation},
 		"resources":   {typ: cel.ListType(cel.StringType), get: (*Vars).resources},
 		"reason":      {typ: cel.StringType, spec: true, get: func(v *Vars) any { return v.request().Reason }},
@@ -129,7 +151,7 @@ var fields = map[string]map[string]field{
 func itself(v *Vars) any { return v }
 
 func (v *Vars) generation() any {
-	if v.e.OperationID == "" {
+	if v.e.OperationID == "" || !transition(v.e.Type) {
 		return int64(0)
 	}
 	n, _ := v.details()["generation"].(float64)
@@ -139,6 +161,12 @@ func (v *Vars) generation() any {
 func (v *Vars) resources() any {
 	out := []string{}
 	if v.e.OperationID == "" {
+		return out
+	}
+	if !transition(v.e.Type) {
+		if v.spec != nil {
+			out = append(out, v.spec.Resources...)
+		}
 		return out
 	}
 	list, _ := v.details()["resources"].([]any)
