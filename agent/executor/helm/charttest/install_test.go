@@ -195,6 +195,10 @@ func (i *installed) keepsToItsTrade(r *kuberig.Rig) {
 		_, err := agent.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
 		return err
 	}
+	rehearsal := func(patch string) error {
+		_, err := agent.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
 	// The garbage collector deletes what has one.
 	const deadOwner = `[{"apiVersion":"v1","kind":"ConfigMap","name":"gone","uid":"00000000-0000-4000-8000-000000000000"}]`
 	const image = `{"spec":{"template":{"spec":{"containers":[{"name":"main","image":"evil"}]}}}}`
@@ -256,6 +260,8 @@ func (i *installed) keepsToItsTrade(r *kuberig.Rig) {
 		"an owner of a node": {nodes, `{"metadata":{"ownerReferences":` + deadOwner + `}}`, false},
 		"a node that stays":  {nodes, `{"metadata":{"finalizers":["example.com/x"]}}`, false},
 		"cordon":             {nodes, `{"metadata":{"annotations":{"opsplane.io/cordon":"{}","opsplane.io/mark":"x"}},"spec":{"unschedulable":true}}`, true},
+		"rehearse a cordon":  {rehearsal, `{"metadata":{"annotations":{"opsplane.io/cordon":"{}","opsplane.io/drain":"{}","opsplane.io/mark":"x"}},"spec":{"unschedulable":true}}`, true},
+		"rehearse a taint":   {rehearsal, `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`, false},
 		"label a node":       {nodes, `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, false},
 		"taint a node":       {nodes, `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`, false},
 		"annotate a node":    {nodes, `{"metadata":{"annotations":{"cluster-autoscaler.kubernetes.io/scale-down-disabled":"true"}}}`, false},
