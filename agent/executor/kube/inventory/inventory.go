@@ -24,6 +24,9 @@ const (
 	DefaultFoldWindow = time.Minute
 	DefaultJudgeEvery = 3 * time.Second
 	DefaultLookEvery  = 20 * time.Second
+	// DefaultShortageHold outlasts a device plugin that is started again: it takes all
+	// of a node's GPUs away for some seconds, longer while its image is pulled.
+	DefaultShortageHold = time.Minute
 	// snapshotWait is how long Snapshot waits for the first lists.
 	snapshotWait = 30 * time.Second
 	// gather is how long Watch lets changes gather before it tells them.
@@ -61,6 +64,9 @@ type Options struct {
 	JudgeEvery time.Duration
 	// FoldWindow is how long repeats of a fact are counted into one event.
 	FoldWindow time.Duration
+	// ShortageHold is how long a node gives fewer GPUs to pods than it has until that
+	// is told.
+	ShortageHold time.Duration
 	// LookEvery is how often it is looked whether an optional API is served.
 	LookEvery time.Duration
 }
@@ -91,6 +97,7 @@ func Open(o Options) (*Inventory, error) {
 	o.JudgeEvery = cmp.Or(o.JudgeEvery, DefaultJudgeEvery)
 	o.FoldWindow = cmp.Or(o.FoldWindow, DefaultFoldWindow)
 	o.LookEvery = cmp.Or(o.LookEvery, DefaultLookEvery)
+	o.ShortageHold = cmp.Or(o.ShortageHold, DefaultShortageHold)
 	if o.Exclude == nil {
 		o.Exclude = []string{"kube-system"}
 	}

@@ -52,7 +52,7 @@ func follow(t *testing.T, r *kuberig.Rig, user, namespace string) *follower {
 func followWith(t *testing.T, o Options) *follower {
 	t.Helper()
 	o.Cordon, o.Lift, o.LocalData = nodeop.CordonOf, nodeop.LiftOf, nodeop.HasLocalData
-	o.Judge, o.FoldWindow, o.LookEvery = nodeop.Blockers(time.Now), 2*time.Second, time.Second
+	o.Judge, o.FoldWindow, o.LookEvery, o.ShortageHold = nodeop.Blockers(time.Now), 2*time.Second, time.Second, 2*time.Second
 	i, err := Open(o)
 	if err != nil {
 		t.Fatal(err)

@@ -11,11 +11,6 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// shortageHold is how long a node gives fewer GPUs to pods than it has until that is
-// told. A device plugin that is started again takes all of them away for some seconds,
-// and longer while its image is pulled.
-const shortageHold = time.Minute
-
 // shortage is that a node gives fewer of its GPUs to pods than it has, while nobody
 // tells which of them it keeps back: Kubernetes has the number alone.
 type shortage struct {
@@ -81,7 +76,7 @@ func (m *model) weigh(s *nodeState) {
 func (m *model) ripen() {
 	now := m.now()
 	for _, s := range m.nodes {
-		if !s.short.begun.IsZero() && now.Sub(s.short.begun) >= shortageHold {
+		if !s.short.begun.IsZero() && now.Sub(s.short.begun) >= m.opts.ShortageHold {
 			m.tick(0)
 			m.settleShortage(s, m.shortNow(s))
 		}

@@ -48,23 +48,23 @@ func TestShortage(t *testing.T) {
 		want  []string
 	}
 	for name, steps := range map[string][]step{
-		"two of eight":                  {{giving(6), shortageHold - time.Second, nil}, {nil, time.Second, []string{short}}, {nil, time.Hour, nil}, {giving(8), 0, []string{well}}, {nil, time.Hour, nil}},
+		"two of eight":                  {{giving(6), DefaultShortageHold - time.Second, nil}, {nil, time.Second, []string{short}}, {nil, time.Hour, nil}, {giving(8), 0, []string{well}}, {nil, time.Hour, nil}},
 		"a plugin that starts again":    {{giving(0), 40 * time.Second, nil}, {giving(8), time.Hour, nil}},
 		"again and again":               {{giving(0), 40 * time.Second, nil}, {giving(8), time.Second, nil}, {giving(0), 40 * time.Second, nil}, {giving(8), time.Hour, nil}},
-		"one more":                      {{giving(7), shortageHold, []string{short}}, {giving(6), 30 * time.Second, nil}, {nil, 30 * time.Second, []string{short}}, {giving(8), 0, []string{well}}},
-		"one is well again":             {{giving(6), shortageHold, []string{short}}, {giving(7), shortageHold, []string{short}}, {giving(8), 0, []string{well}}},
-		"the plugin starts again":       {{giving(6), shortageHold, []string{short}}, {giving(0), 30 * time.Second, nil}, {giving(6), time.Hour, nil}, {giving(8), 0, []string{well}}},
+		"one more":                      {{giving(7), DefaultShortageHold, []string{short}}, {giving(6), 30 * time.Second, nil}, {nil, 30 * time.Second, []string{short}}, {giving(8), 0, []string{well}}},
+		"one is well again":             {{giving(6), DefaultShortageHold, []string{short}}, {giving(7), DefaultShortageHold, []string{short}}, {giving(8), 0, []string{well}}},
+		"the plugin starts again":       {{giving(6), DefaultShortageHold, []string{short}}, {giving(0), 30 * time.Second, nil}, {giving(6), time.Hour, nil}, {giving(8), 0, []string{well}}},
 		"the numbers settle":            {{giving(0), 30 * time.Second, nil}, {giving(6), 30 * time.Second, []string{short}}, {nil, time.Hour, nil}},
-		"the plugin is away for long":   {{giving(0), shortageHold, []string{short}}, {withdrawn(), time.Hour, nil}, {giving(8), 0, []string{well}}},
-		"GPUs are offered in parts now": {{giving(0), shortageHold, []string{short}}, {parts(), 0, []string{well}}},
-		"shares":                        {{giving(6, "nvidia.com/gpu.shared"), shortageHold, []string{short}}, {giving(8, "nvidia.com/gpu.shared"), 0, []string{well}}},
-		"MIG":                           {{giving(6, "nvidia.com/mig-1g.10gb"), shortageHold, []string{short}}},
+		"the plugin is away for long":   {{giving(0), DefaultShortageHold, []string{short}}, {withdrawn(), time.Hour, nil}, {giving(8), 0, []string{well}}},
+		"GPUs are offered in parts now": {{giving(0), DefaultShortageHold, []string{short}}, {parts(), 0, []string{well}}},
+		"shares":                        {{giving(6, "nvidia.com/gpu.shared"), DefaultShortageHold, []string{short}}, {giving(8, "nvidia.com/gpu.shared"), 0, []string{well}}},
+		"MIG":                           {{giving(6, "nvidia.com/mig-1g.10gb"), DefaultShortageHold, []string{short}}},
 		"no GPUs":                       {{giving(6, "example.com/fpga"), time.Hour, nil}},
 		"nothing is said of it":         {{aNode("n", "u", 8), time.Hour, nil}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(Options{}).start(t)
+			w := newWorld(Options{ShortageHold: DefaultShortageHold}).start(t)
 			w.put(t, w.nodes, giving(8))
 			w.told()
 			for i, s := range steps {
@@ -106,12 +106,12 @@ func (w *world) ripe() {
 // of its devices none is called ill, and none well.
 func TestShortageInTheInventory(t *testing.T) {
 	t.Parallel()
-	w := newWorld(Options{}).start(t)
+	w := newWorld(Options{ShortageHold: DefaultShortageHold}).start(t)
 	w.put(t, w.nodes, giving(8))
 	w.told()
 	begun := w.hands.now()
 	w.put(t, w.nodes, giving(6))
-	w.hands.pass(shortageHold)
+	w.hands.pass(DefaultShortageHold)
 	w.ripe()
 	d := w.told()
 	const says = "the node gives pods 6 of its 8 nvidia.com/gpu; which GPUs it keeps back, and why, only its device plugin knows"
@@ -161,7 +161,7 @@ func TestShortageInTheInventory(t *testing.T) {
 // is one.
 func TestShortageFromTheStart(t *testing.T) {
 	t.Parallel()
-	w := newWorld(Options{})
+	w := newWorld(Options{ShortageHold: DefaultShortageHold})
 	w.list(t, w.nodes, any(giving(6)))
 	w.settle()
 	w.begin()
@@ -195,7 +195,7 @@ func TestShortageThatIsExplained(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(Options{}).start(t)
+			w := newWorld(Options{ShortageHold: DefaultShortageHold}).start(t)
 			w.put(t, w.nodes, giving(8))
 			var devices []report.Device
 			for i := range 8 {
@@ -214,7 +214,7 @@ func TestShortageThatIsExplained(t *testing.T) {
 				w.told()
 			}
 			w.put(t, w.nodes, giving(6))
-			w.hands.pass(shortageHold)
+			w.hands.pass(DefaultShortageHold)
 			w.ripe()
 			got := w.happened()
 			if want := []string{"node.gpus_unallocatable n"}; tc.short && !cmp.Equal(want, got) || !tc.short && len(got) != 0 {
