@@ -12,8 +12,9 @@
 //
 // # Waiting
 //
-// One watch on the object and one on its pods (for the two kinds that have no
-// condition for it also one on the StatefulSet's events) drive the wait. What
+// One watch on the object and one on its pods (of a Deployment also one on its
+// ReplicaSets, of the two kinds that have no condition for it one on the StatefulSet's
+// events) drive the wait. What
 // keeps new pods from getting ready is a blocker while the rollout may still come
 // through, and the cause when it has failed:
 //
@@ -29,6 +30,16 @@
 // An API server that answers nothing is a blocker as well, which its pulse tells
 // (package cluster): the watches are as silent as those that have nothing to tell.
 // Nothing is judged meanwhile.
+//
+// A restart records its goal: the replicas and the partition that it found. Whoever
+// changes them, or the strategy, so that less is renewed holds the rollout (a cause
+// as well), and it is not rolled before that is taken back. A controller that does not
+// observe the restart, or leaves something undone while no pod stops or gets ready, is
+// a cause after Bounds.Silence.
+//
+// Pods are told by UIDs: a Deployment's by the ReplicaSets that it controls, a
+// StatefulSet's by itself. What is said at the end is counted from them: which are
+// restarted, which of before a partition keeps, which have not gone.
 //
 // # Undo
 //
