@@ -191,6 +191,10 @@ func exposition(t *testing.T) string {
 		}
 		return resp.StatusCode, string(b)
 	}
+	// A rule that fails is told of once it has.
+	if status, answer := ask("POST", plane+"/v1/rules", `{"name":"fails","on":["operation.*"],"when":"event.detail.nothing == 1"}`); status != http.StatusCreated {
+		t.Fatal(status, answer)
+	}
 	deadline, asked := time.Now().Add(2*time.Minute), false
 	for tick := time.NewTicker(50 * time.Millisecond); ; <-tick.C {
 		if !asked {
@@ -202,6 +206,9 @@ func exposition(t *testing.T) string {
 			status, planes := ask("GET", plane+"/metrics", "")
 			if status != http.StatusOK {
 				t.Fatal(status, planes)
+			}
+			if !strings.Contains(planes, "opsplane_rule_failures_total") && time.Now().Before(deadline) {
+				continue // what happened is not judged yet
 			}
 			lines := slices.DeleteFunc(strings.Split(planes+"\n"+mine, "\n"), func(s string) bool { return strings.HasPrefix(s, "#") })
 			return strings.Join(lines, "\n")

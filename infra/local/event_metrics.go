@@ -31,7 +31,7 @@ var countDescs = func() map[string]*prometheus.Desc {
 
 // toldTypes are there from the start, so that a rate has a zero to begin with.
 var toldTypes = []string{alert.TypePending, alert.TypeFiring, alert.TypeFlapping, alert.TypeResolved, alert.TypeFolded,
-	alert.TypeSilenced, alert.TypeUnsilenced}
+	alert.TypeSilenced, alert.TypeUnsilenced, alert.TypeInhibited}
 
 var (
 	toldDesc    = describe("alerts_told_total", "Transitions of alerts, by the type of their event.", "type")

@@ -1,6 +1,7 @@
 package alert
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -36,6 +37,7 @@ const (
 	ReasonWithdrawn = "withdrawn"       // it did not hold for as long as the rule wants
 	ReasonFlapping  = "flapping"
 	ReasonSteady    = "steady"          // it flaps no more
+	ReasonInhibited = "inhibited"       // an alert that keeps it from being told began to fire
 	ReasonUnmuted   = "inhibition_over" // what inhibited it is resolved
 	ReasonSilenced  = "silenced"
 	ReasonUnsilence = "silence_over"
@@ -178,17 +180,21 @@ const (
 	// is in force no more. The latter is followed by a TypeFiring.
 	TypeSilenced   = "alert.silenced"
 	TypeUnsilenced = "alert.unsilenced"
+	// TypeInhibited: an alert that keeps this one from being told began to fire after
+	// it, or is another one now. When it is over a TypeFiring follows.
+	TypeInhibited = "alert.inhibited"
 )
 
 // summary fills a rule's summary in: "{subject}" is the name of what the last
-// match was about.
+// match was about; what is not known is said so.
 func summary(text string, group map[string]string, subject string) string {
 	if !strings.Contains(text, "{") {
 		return text
 	}
+	known := func(v string) string { return cmp.Or(v, "(unknown)") }
 	pairs := make([]string, 0, 2*len(group)+2)
 	for _, k := range slices.Sorted(maps.Keys(group)) {
-		pairs = append(pairs, "{"+k+"}", group[k])
+		pairs = append(pairs, "{"+k+"}", known(group[k]))
 	}
-	return strings.NewReplacer(append(pairs, "{subject}", subject)...).Replace(text)
+	return strings.NewReplacer(append(pairs, "{subject}", known(subject))...).Replace(text)
 }

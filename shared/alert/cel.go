@@ -9,6 +9,7 @@ import (
 	"cel.dev/cel-go/checker"
 	celast "cel.dev/cel-go/common/ast"
 	"cel.dev/cel-go/common/types"
+	"cel.dev/cel-go/common/types/ref"
 )
 
 // Limits of expressions.
@@ -62,9 +63,7 @@ type program struct {
 	metered   bool
 	estimate  uint64 // its most, by assumed sizes
 	needsSpec bool
-	// ofOperation: it asks for more of the operation than its id.
-	ofOperation bool
-	pointer     string // its field in the rule
+	pointer   string // its field in the rule
 
 	// Of one that is not metered: it again, metered, how often it ran, and what it
 	// cost when that was measured last.
@@ -158,7 +157,6 @@ func patterns(f *Faults, pointer string, ast *cel.Ast, p *program) bool {
 			s := e.AsSelect()
 			if o := s.Operand(); o.Kind() == celast.IdentKind && o.AsIdent() == "operation" {
 				p.needsSpec = p.needsSpec || fields[operationType][s.FieldName()].spec
-				p.ofOperation = p.ofOperation || s.FieldName() != "id"
 			}
 		}
 	}))
@@ -193,19 +191,29 @@ func (p *program) bool(v *Vars, m *Meter) bool {
 	out := p.eval(v, m)
 	b, ok := out.(types.Bool)
 	if out != nil && !ok {
-		m.fail(p, v, fmt.Sprintf("gives a %T, not a bool", out))
+		m.fail(p, v, fmt.Sprintf("gives a %s, not a bool", kindOf(out)))
 	}
 	return ok && bool(b)
 }
 
-// string evaluates to a string, ok unless that fails.
-func (p *program) string(v *Vars, m *Meter) (s string, ok bool) {
+// string evaluates to a text: a string, or what is written out as one. What cannot be
+// evaluated, or gives neither, is counted and stands as "": an alert whose group nobody
+// knows is better than none.
+func (p *program) string(v *Vars, m *Meter) string {
 	out := p.eval(v, m)
-	x, ok := out.(types.String)
+	s, ok := written(out)
 	if out != nil && !ok {
-		m.fail(p, v, fmt.Sprintf("gives a %T, not a string", out))
+		m.fail(p, v, fmt.Sprintf("gives a %s, not a string", kindOf(out)))
 	}
-	return string(x), ok
+	return s
+}
+
+// kindOf names the type of a value as CEL does.
+func kindOf(v any) string {
+	if x, ok := v.(ref.Val); ok {
+		return x.Type().TypeName()
+	}
+	return fmt.Sprintf("%T", v)
 }
 
 func (p *program) eval(v *Vars, m *Meter) any {
@@ -245,25 +253,17 @@ type Meter struct {
 	// Keep is how many of the Errors are kept in First, as they come.
 	Keep  int
 	First []Failure
+	last  Failure
 }
-
-// Failure is that an expression could not be evaluated.
-type Failure struct {
-	Event string `json:"event" doc:"Id of the event"`
-	Field string `json:"field" doc:"Pointer to the expression in the rule"`
-	Error string `json:"error"`
-}
-
-// maxFailure bounds what is kept of an error's text, in bytes.
-const maxFailure = 256
 
 func (m *Meter) fail(p *program, v *Vars, why string) {
 	m.Errors++
+	if len(why) > maxFailure {
+		why = cut(why, maxFailure)
+	}
+	m.last = Failure{v.e.ID, p.pointer, why}
 	if len(m.First) < m.Keep {
-		if len(why) > maxFailure {
-			why = cut(why, maxFailure)
-		}
-		m.First = append(m.First, Failure{v.e.ID, p.pointer, why})
+		m.First = append(m.First, m.last)
 	}
 }
 

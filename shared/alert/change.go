@@ -96,7 +96,7 @@ func (s *Stream) keep(c *Compiled, g *Group, clock int64) {
 	case other:
 		s.reshow(c, g, clock)
 	}
-	s.uninhibit(c, g, clock)
+	s.reinhibit(c, g, clock)
 	s.remind(c, g, clock)
 	s.changed(c, g)
 }
@@ -105,7 +105,7 @@ func (s *Stream) keep(c *Compiled, g *Group, clock int64) {
 func (s *Stream) resilence(c *Compiled, g *Group, clock int64) {
 	if g.Alert != nil {
 		was, until := *g.Alert, g.MuteUntil
-		s.uninhibit(c, g, clock)
+		s.reinhibit(c, g, clock)
 		s.remind(c, g, clock)
 		if g.Alert.SilencedBy != was.SilencedBy || g.Alert.N != was.N || g.MuteUntil != until {
 			s.changed(c, g)

@@ -20,6 +20,7 @@ type Compiled struct {
 	// begin anew.
 	Digest string
 
+	former                             string // Digest as earlier versions had it, where that was another
 	match, expect, begin, end, resolve clause
 	keys                               []string // of GroupBy, sorted
 	group                              []*program
@@ -54,6 +55,9 @@ func compileRule(r Rule, ruleID string, version int64, metered bool) (*Compiled,
 		f.add("", CodeRange, "has %d bytes, the limit is %d", len(b), MaxRuleBytes)
 	}
 	c := &Compiled{Rule: r, ID: ruleID, Version: version, Digest: Digest(&r)}
+	if len(r.InhibitedBy) > 0 {
+		c.former = digest(r, r.InhibitedBy)
+	}
 	cond := func(pointer string, cl Clause) clause {
 		return clause{on: cl.On, when: compile(&f, pointer, cl.When, cel.BoolType, metered)}
 	}
@@ -90,13 +94,16 @@ func compileRule(r Rule, ruleID string, version int64, metered bool) (*Compiled,
 }
 
 // Digest tells one meaning of a rule from another. What is only shown (texts,
-// labels, severity) and the state of being enabled are no part of it.
-func Digest(r *Rule) string {
-	m := *r
+// labels, severity), whether it is told (inhibitors) and the state of being enabled
+// are no part of it.
+func Digest(r *Rule) string { return digest(*r, nil) }
+
+func digest(m Rule, inhibitors []Inhibitor) string {
 	m.Description, m.Summary, m.Runbook, m.Severity, m.Labels, m.Enabled, m.OnChange, m.Clusters = "", "", "", "", nil, nil, "", nil
+	m.InhibitedBy = inhibitors
 	b, err := json.Marshal(m)
 	if err != nil {
-		panic(fmt.Sprintf("encode rule %s: %v", r.Name, err)) // strings and numbers
+		panic(fmt.Sprintf("encode rule %s: %v", m.Name, err)) // strings and numbers
 	}
 	h := sha256.Sum256(b)
 	return hex.EncodeToString(h[:8])
@@ -169,11 +176,7 @@ func (c *Compiled) look(may roles, v *Vars, m *Meter) (is roles, values []string
 		return 0, nil
 	}
 	for _, p := range c.group {
-		s, ok := p.string(v, m)
-		if !ok {
-			return 0, nil
-		}
-		values = append(values, bound(s))
+		values = append(values, bound(p.string(v, m)))
 	}
 	return is, values
 }

@@ -264,7 +264,7 @@ func (g *Group) sample(c *Compiled, in *input, window int64) {
 		}
 	}
 	i := sort.Search(len(g.Samples), func(i int) bool { return g.Samples[i].At > s.At })
-	if i > 0 && s.V == "" && g.Samples[i-1].At == s.At {
+	if i > 0 && c.Rule.Distinct == "" && g.Samples[i-1].At == s.At {
 		g.Samples[i-1].N++
 	} else {
 		g.Samples = slices.Insert(g.Samples, i, s)

@@ -16,6 +16,8 @@ import (
 type Set struct {
 	rules    []*Compiled // by rank, then id
 	byID     map[string]*Compiled
+	byName   map[string]*Compiled
+	inhibits map[string][]*Compiled // by an inhibitor's id, those that name it
 	silences []*Matcher
 	gone     string          // why a rule that is not in it is not
 	resting  map[string]bool // ids of rules that cannot be used for now
@@ -42,13 +44,13 @@ const seenTypes = 4096
 // The resting are ids of rules that cannot be used for now: they judge nothing, and
 // their alerts stay as they are.
 func NewSet(rules []*Compiled, silences []*Matcher, resting ...string) *Set {
-	s := &Set{byID: map[string]*Compiled{}, silences: silences, gone: ReasonDeleted, resting: map[string]bool{}, exact: map[string][]listed{}, seen: map[string][]listed{}}
+	s := &Set{byID: map[string]*Compiled{}, byName: map[string]*Compiled{}, inhibits: map[string][]*Compiled{}, silences: silences, gone: ReasonDeleted, resting: map[string]bool{}, exact: map[string][]listed{}, seen: map[string][]listed{}}
 	ranks := ranksOf(rules)
 	for _, c := range rules {
 		x := *c
 		x.rank = ranks[c.Rule.Name]
 		s.rules = append(s.rules, &x)
-		s.byID[x.ID] = &x
+		s.byID[x.ID], s.byName[x.Rule.Name] = &x, &x
 	}
 	for _, id := range resting {
 		s.resting[id] = true
@@ -59,6 +61,11 @@ func NewSet(rules []*Compiled, silences []*Matcher, resting ...string) *Set {
 	for _, c := range s.rules {
 		if c.Rule.IsEnabled() {
 			s.index(c)
+		}
+		for _, in := range c.Rule.InhibitedBy {
+			if by := s.byName[in.Rule]; by != nil && !slices.Contains(s.inhibits[by.ID], c) {
+				s.inhibits[by.ID] = append(s.inhibits[by.ID], c)
+			}
 		}
 	}
 	return s
@@ -128,7 +135,7 @@ func (s *Set) Rule(id string) *Compiled { return s.byID[id] }
 // NeedsSpec tells whether a rule that the event's type may concern asks for the
 // spec of the event's operation.
 func (s *Set) NeedsSpec(typ string) bool {
-	return slices.ContainsFunc(s.of(typ), func(l listed) bool { return l.c.needsSpecFor(typ) })
+	return slices.ContainsFunc(s.of(typ), func(l listed) bool { return l.c.NeedsSpec() })
 }
 
 // silenced returns the id of the silence that covers the alert at the time and

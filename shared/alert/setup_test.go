@@ -99,7 +99,11 @@ func line(x *Transition) string {
 			break
 		}
 	}
-	return fmt.Sprintf("%s %s %s{%s} %s", x.At.Sub(t0), x.Kind[len("alert."):], x.Alert.Rule, group, x.Alert.Reason)
+	mark := "" // of one that is not told
+	if x.Alert.InhibitedBy != "" {
+		mark = "*"
+	}
+	return fmt.Sprintf("%s %s %s{%s} %s%s", x.At.Sub(t0), x.Kind[len("alert."):], x.Alert.Rule, group, x.Alert.Reason, mark)
 }
 
 func encode(t testing.TB, v any) []byte {

@@ -1,6 +1,8 @@
 package alert
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,15 +86,33 @@ func TestShippedRules(t *testing.T) {
 		}, []string{"3h0m0s firing device-reset-again{id-of-gpu} condition_holds", "171h0m0s resolved device-reset-again{id-of-gpu} quiet"}},
 		{"device-degraded", 3 * h, []event.Event{
 			fact(0, "device.degraded", "gpu"), fact(m, "device.degraded", "gpu"), fact(2*m, "device.recovered", "gpu2"), fact(10*m, "device.recovered", "gpu"),
-		}, []string{"0s firing device-degraded{id-of-gpu} condition_holds", "10m0s resolved device-degraded{id-of-gpu} condition_ended"}},
+		}, []string{
+			"0s pending device-degraded{id-of-gpu} condition_holds", "10s firing device-degraded{id-of-gpu} condition_holds",
+			"10m0s resolved device-degraded{id-of-gpu} condition_ended",
+		}},
 		{"device-degraded flaps", 3 * h, []event.Event{
 			fact(0, "device.degraded", "gpu"), fact(1*m, "device.recovered", "gpu"), fact(2*m, "device.degraded", "gpu"), fact(3*m, "device.recovered", "gpu"),
 			fact(4*m, "device.degraded", "gpu"), fact(5*m, "device.recovered", "gpu"), fact(6*m, "device.degraded", "gpu"), fact(7*m, "device.recovered", "gpu"),
 		}, []string{
-			"0s firing device-degraded{id-of-gpu} condition_holds", "1m0s resolved device-degraded{id-of-gpu} condition_ended",
-			"2m0s firing device-degraded{id-of-gpu} condition_holds", "3m0s resolved device-degraded{id-of-gpu} condition_ended",
-			"4m0s firing device-degraded{id-of-gpu} condition_holds", "5m0s flapping device-degraded{id-of-gpu} flapping",
+			"0s pending device-degraded{id-of-gpu} condition_holds", "10s firing device-degraded{id-of-gpu} condition_holds", "1m0s resolved device-degraded{id-of-gpu} condition_ended",
+			"2m0s pending device-degraded{id-of-gpu} condition_holds", "2m10s firing device-degraded{id-of-gpu} condition_holds", "3m0s resolved device-degraded{id-of-gpu} condition_ended",
+			"4m0s pending device-degraded{id-of-gpu} condition_holds", "4m10s firing device-degraded{id-of-gpu} condition_holds", "5m0s flapping device-degraded{id-of-gpu} flapping",
 			"1h7m0s resolved device-degraded{id-of-gpu} steady",
+		}},
+		{"device-degraded, and a fatal XID with it", 3 * h, []event.Event{
+			fact(0, "device.degraded", "gpu"), fact(3*time.Second, "device.xid", "gpu", "xid", 79, "class", "hardware"), fact(10*m, "device.recovered", "gpu"),
+		}, []string{
+			"0s pending device-degraded{id-of-gpu} condition_holds", "3s firing fatal-xid{id-of-gpu} condition_holds",
+			"10s firing device-degraded{id-of-gpu} condition_holds*", "10m0s resolved fatal-xid{id-of-gpu} condition_ended",
+			"10m0s resolved device-degraded{id-of-gpu} condition_ended*",
+		}},
+		{"device-degraded, and a fatal XID long after", 3 * h, []event.Event{
+			fact(0, "device.degraded", "gpu"), fact(m, "device.xid", "gpu", "xid", 79, "class", "hardware"),
+			op(5*m, "op_a", "device.reset", "running", "succeeded", "gpu", "kind", "device"), fact(10*m, "device.recovered", "gpu"),
+		}, []string{
+			"0s pending device-degraded{id-of-gpu} condition_holds", "10s firing device-degraded{id-of-gpu} condition_holds", "1m0s firing fatal-xid{id-of-gpu} condition_holds",
+			"1m0s inhibited device-degraded{id-of-gpu} inhibited*", "5m0s resolved fatal-xid{id-of-gpu} condition_ended",
+			"5m0s firing device-degraded{id-of-gpu} inhibition_over", "10m0s resolved device-degraded{id-of-gpu} condition_ended",
 		}},
 		{"fatal-xid, causes and not victims", 30 * h, []event.Event{
 			fact(0, "device.xid", "gpu", "xid", 13, "class", "application"),
@@ -161,19 +181,102 @@ func TestShippedRules(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			var rules []*Compiled
-			for _, s := range ShippedRules() {
-				x, err := Compile(s.Rule, s.ID, 1)
-				if err != nil {
-					t.Fatal(err)
-				}
-				rules = append(rules, x)
-			}
-			if d := cmp.Diff(c.want, play(t, rules, c.until, c.evs...)); d != "" {
+			if d := cmp.Diff(c.want, play(t, allShipped(t), c.until, c.evs...)); d != "" {
 				t.Errorf("told (-want +got):\n%s", d)
 			}
 		})
 	}
+}
+
+// TestShippedRulesTakeWhatAgentsTell: what an agent leaves out of a detail, or tells
+// as null, as nothing or as another type, keeps no shipped rule from firing that does
+// not need it.
+func TestShippedRulesTakeWhatAgentsTell(t *testing.T) {
+	t.Parallel()
+	rules := allShipped(t)
+	fires := func(told []string, rule string) bool {
+		return slices.ContainsFunc(told, func(l string) bool { return strings.Contains(l, " firing "+rule+"{") })
+	}
+	odd := []any{nil, "", "x", 0, 7.5, true, []any{}, map[string]any{}}
+	for _, c := range []struct {
+		rule, typ string
+		fields    []string // of the type's detail, which the rule does not need
+		detail    []any
+		times     int
+	}{
+		{"agent-clock-skewed", "agent.clock_skewed", []string{"skew_ms", "boot"}, nil, 1},
+		{"agent-silent", "agent.silent", []string{"last_seen", "boot", "silent_for"}, nil, 1},
+		{"dead-letters", "queue.dead_letter", []string{"queue", "reason"}, nil, 1},
+		{"deployment-oom-loop", "deployment.oom", []string{"count", "pod", "container", "restarts", "node", "exit_code"}, nil, 3},
+		{"device-degraded", "device.degraded", []string{"node", "node_uid", "index", "health", "detail"}, nil, 1},
+		{"fatal-xid", "device.xid", []string{"node", "node_uid", "xid", "text", "count", "first", "last", "index", "cause"}, []any{"class", "hardware"}, 1},
+		{"stream-gap", "stream.gap", []string{"from", "through", "refused", "boot"}, nil, 1},
+		{"stream-unreadable", "stream.unreadable", []string{"from", "through"}, nil, 1},
+		{"device-reset-again", "operation.succeeded", []string{"from", "reason", "detail", "generation", "resources", "node", "parent", "cause"},
+			[]any{"operation", "op_a", "type", "device.reset", "phase", "succeeded"}, 3},
+		{"node-drained-again", "operation.succeeded", []string{"from", "reason", "detail", "generation", "resources", "node", "parent", "cause"},
+			[]any{"operation", "op_a", "type", "node.drain", "phase", "succeeded"}, 3},
+		{"operation-timed-out", "operation.timed_out", []string{"from", "reason", "generation", "resources", "node", "parent", "phase"}, []any{"operation", "op_a", "type", "node.drain"}, 1},
+		{"operation-reconciling", "operation.reconciling", []string{"from", "reason", "generation", "resources", "node", "parent"},
+			[]any{"operation", "op_a", "type", "node.drain", "phase", "reconciling"}, 1},
+		{"operation-stuck", "operation.running", []string{"from", "reason", "generation", "resources", "node", "parent"},
+			[]any{"operation", "op_a", "type", "node.drain", "phase", "running"}, 1},
+		{"retry-storm", "operation.pending", []string{"reason", "generation", "resources", "node", "parent"},
+			[]any{"operation", "op_a", "type", "node.drain", "phase", "pending", "from", "failed"}, 5},
+	} {
+		for _, v := range odd {
+			var evs []event.Event
+			for i := range c.times {
+				detail := slices.Clone(c.detail)
+				for _, f := range c.fields {
+					detail = append(detail, f, v)
+				}
+				evs = append(evs, fact(time.Duration(i)*time.Minute, c.typ, "a", detail...))
+			}
+			if got := play(t, rules, 65*time.Minute, evs...); !fires(got, c.rule) {
+				t.Errorf("%s does not fire where the rest of the detail is %v: %v", c.rule, v, got)
+			}
+		}
+		for _, raw := range []string{"null", "", "[]", "7", "{"} { // there is no detail
+			e := fact(0, c.typ, "a")
+			e.Detail = []byte(raw)
+			if got := play(t, rules, 65*time.Minute, e); fires(got, c.rule) != (c.times == 1 && c.rule != "fatal-xid") {
+				t.Errorf("%s of a detail %s: %v", c.rule, raw, got)
+			}
+		}
+	}
+}
+
+// TestVictims: only a number of an XID, in whichever spelling, makes another its cause.
+func TestVictims(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		victimOf any
+		fires    bool
+	}{
+		{nil, true}, {"", true}, {0, true}, {0.0, true}, {"0", true}, {"absent", true},
+		{79, false}, {79.0, false}, {"79", false},
+	} {
+		detail := []any{"xid", 48, "class", "hardware", "victim_of", c.victimOf}
+		if c.victimOf == "absent" {
+			detail = detail[:4]
+		}
+		if got := play(t, allShipped(t), 0, fact(0, "device.xid", "gpu", detail...)); len(got) > 0 != c.fires {
+			t.Errorf("victim_of %v (%T): %v", c.victimOf, c.victimOf, got)
+		}
+	}
+}
+
+func allShipped(t testing.TB) []*Compiled {
+	var rules []*Compiled
+	for _, s := range ShippedRules() {
+		x, err := Compile(s.Rule, s.ID, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules = append(rules, x)
+	}
+	return rules
 }
 
 // TestShippedRulesAreWhole: each has what a person needs at three in the morning.

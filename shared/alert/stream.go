@@ -1,7 +1,9 @@
 package alert
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -25,12 +27,11 @@ type Position struct {
 	// Releases are alerts that are over and kept others from being told, which is
 	// yet to be made up for.
 	Releases []Release `json:"releases,omitempty"`
-}
-
-// Release is an alert that ended at a clock.
-type Release struct {
-	Alert string `json:"alert"`
-	Clock int64  `json:"clock"`
+	// Holds are rules of which an alert began to fire, whose dependents are yet to
+	// be looked at.
+	Holds []Hold `json:"holds,omitempty"`
+	// Failing tells, by rule, how judging by it failed; the last maxFailing rules.
+	Failing map[string]*Failing `json:"failing,omitempty"`
 }
 
 // Stream judges the events of one stream in order. All of it is a function of
@@ -42,32 +43,41 @@ type Stream struct {
 	Meter    Meter
 	// MaxGroups bounds the groups of a rule; DefaultGroups when 0.
 	MaxGroups int
+	// Only is the id of the one rule that Meter counts for; what the others take is in
+	// Beside. Empty: all.
+	Only   string
+	Beside Meter
 
 	set     *Set
 	groups  map[groupKey]*Group
-	perRule map[string]int
-	folded  map[string]bool // rules that have an "(other)" group
-	muting  map[string]int  // alerts that keep others from being told: how many
+	ofRule  map[string]map[groupKey]*Group // the same, by rule
+	folded  map[string]bool                // rules that have an "(other)" group
+	muting  map[string]int                 // alerts that keep others from being told: how many
 	timers  timers
 	idle    timers              // of groups that wait for nothing but to be forgotten
 	dirty   map[groupKey]*Group // changed since the last Take
 	removed map[groupKey]*Group // likewise
 	weight  int                 // of the changed ones, in bytes
 	out     []Transition
+	failing bool // rules failed in a way that is to be kept
 	err     error
 }
 
 // NewStream is a stream from a position, with the groups that were kept.
 func NewStream(name string, set *Set, at Position, groups []*Group) *Stream {
 	s := &Stream{
-		Name: name, Position: at, set: set, groups: map[groupKey]*Group{}, perRule: map[string]int{}, folded: map[string]bool{}, muting: map[string]int{},
+		Name: name, Position: at, set: set, groups: map[groupKey]*Group{}, ofRule: map[string]map[groupKey]*Group{}, folded: map[string]bool{}, muting: map[string]int{},
 		dirty: map[groupKey]*Group{}, removed: map[groupKey]*Group{},
 	}
 	s.Position.Next = max(at.Next, 1)
 	for _, g := range groups {
 		g.key, g.heap = keyOf(g.Rule, g.Values, g.Other), -1
 		s.put(g)
-		if c := set.Rule(g.Rule); c != nil && c.Digest == g.Digest {
+		c := set.Rule(g.Rule)
+		if c != nil && c.former == g.Digest {
+			g.Digest = c.Digest
+		}
+		if c != nil && c.Digest == g.Digest {
 			s.schedule(c, g)
 		}
 	}
@@ -76,7 +86,10 @@ func NewStream(name string, set *Set, at Position, groups []*Group) *Stream {
 
 func (s *Stream) put(g *Group) {
 	s.groups[g.key] = g
-	s.perRule[g.Rule]++
+	if s.ofRule[g.Rule] == nil {
+		s.ofRule[g.Rule] = map[groupKey]*Group{}
+	}
+	s.ofRule[g.Rule][g.key] = g
 	s.folded[g.Rule] = s.folded[g.Rule] || g.Other
 	if g.Alert != nil && g.Alert.InhibitedBy != "" {
 		s.muting[g.Alert.InhibitedBy]++
@@ -116,6 +129,9 @@ func (s *Stream) Load() (groups, transitions, bytes int) {
 type Changes struct {
 	Keep, Forget []*Group
 	Told         []Transition
+	// Failing: a rule failed for the first time, or twice as often as when that was
+	// said last; the position tells.
+	Failing bool
 }
 
 // Take returns what has changed since the last Take.
@@ -128,6 +144,7 @@ func (s *Stream) Take() Changes {
 		c.Forget = append(c.Forget, g)
 	}
 	c.Told, s.out, s.weight = s.out, nil, 0
+	c.Failing, s.failing = s.failing, false
 	clear(s.dirty)
 	clear(s.removed)
 	return c
@@ -153,9 +170,13 @@ func (s *Stream) Judge(v *Vars, full func() bool) bool {
 			return false
 		}
 		if l.c.Covers(s.Name) {
-			errs := s.Meter.Errors
-			s.judge(l, v, clock)
-			s.Meter.failed(l.c.Rule.Name, s.Meter.Errors-errs)
+			m := s.meter(l.c)
+			errs := m.Errors
+			s.judge(l, v, clock, m)
+			if n := m.Errors - errs; n > 0 {
+				m.failed(l.c.Rule.Name, n)
+				s.fail(l.c, e.Sequence, clock, m.last)
+			}
 		}
 	}
 	s.Meter.Judged++
@@ -186,7 +207,7 @@ func (s *Stream) advance(clock int64, full func() bool) bool {
 		which, due := g.next(c)
 		at := max(due, s.Position.Clock) // one that came late, comes now
 		s.Position.Clock = at
-		s.Meter.Timers++
+		s.meter(c).Timers++
 		if which == timerMuted {
 			s.remind(c, g, at)
 		} else {
@@ -209,10 +230,18 @@ func (s *Stream) advance(clock int64, full func() bool) bool {
 	return true
 }
 
+// meter counts what judging by a rule takes.
+func (s *Stream) meter(c *Compiled) *Meter {
+	if s.Only == "" || s.Only == c.ID {
+		return &s.Meter
+	}
+	return &s.Beside
+}
+
 // judge takes an event to one rule.
-func (s *Stream) judge(l listed, v *Vars, clock int64) {
+func (s *Stream) judge(l listed, v *Vars, clock int64, m *Meter) {
 	c := l.c
-	is, values := c.look(l.may, v, &s.Meter)
+	is, values := c.look(l.may, v, m)
 	if is == 0 {
 		return
 	}
@@ -221,24 +250,14 @@ func (s *Stream) judge(l listed, v *Vars, clock int64) {
 		return
 	}
 	in := &input{seq: v.e.Sequence, at: v.time, clock: clock, is: is, e: v.e}
-	var ok bool
 	if is&roleMatch != 0 && c.distinct != nil {
-		if in.value, ok = c.distinct.string(v, &s.Meter); !ok {
-			is &^= roleMatch
-		}
-		in.value = brief(in.value)
+		in.value = brief(c.distinct.string(v, m))
 	}
 	if is&(roleBegin|roleEnd) != 0 {
-		if in.each, ok = c.each.string(v, &s.Meter); !ok {
-			is &^= roleBegin | roleEnd
-		}
-		in.each = bound(in.each)
-	}
-	if in.is = is; is == 0 {
-		return
+		in.each = bound(c.each.string(v, m))
 	}
 	if is&roleMatch != 0 {
-		s.Meter.Matched++
+		m.Matched++
 	}
 	if g.heap == unknown {
 		s.adopt(c, g, v.e.Sequence, clock)
@@ -260,7 +279,7 @@ func (s *Stream) group(c *Compiled, is roles, values []string) (*Group, roles) {
 	if most == 0 {
 		most = DefaultGroups
 	}
-	if s.perRule[c.ID] >= most || s.folded[c.ID] && s.perRule[c.ID] >= most-1 {
+	if n := len(s.ofRule[c.ID]); n >= most || s.folded[c.ID] && n >= most-1 {
 		if is &= roleMatch | roleBegin; is == 0 {
 			return nil, 0
 		}
@@ -287,8 +306,8 @@ func (s *Stream) adopt(c *Compiled, g *Group, seq, clock int64) {
 	if !g.Other {
 		return
 	}
-	s.Meter.Folded++
-	v := Alert{Rule: c.Rule.Name, RuleID: c.ID, RuleVersion: c.Version, Stream: s.Name, Group: s.groupOf(c, g), Folded: true, Count: int64(s.perRule[c.ID])}
+	s.meter(c).Folded++
+	v := Alert{Rule: c.Rule.Name, RuleID: c.ID, RuleVersion: c.Version, Stream: s.Name, Group: s.groupOf(c, g), Folded: true, Count: int64(len(s.ofRule[c.ID]))}
 	if s.Name != PlaneCluster {
 		v.Cluster = s.Name
 	}
@@ -312,7 +331,9 @@ func (s *Stream) remove(g *Group) {
 	delete(s.groups, g.key)
 	delete(s.dirty, g.key)
 	s.removed[g.key] = g
-	s.perRule[g.Rule]--
+	if delete(s.ofRule[g.Rule], g.key); len(s.ofRule[g.Rule]) == 0 {
+		delete(s.ofRule, g.Rule)
+	}
 	if g.Other {
 		s.folded[g.Rule] = false
 	}
@@ -325,7 +346,8 @@ func (s *Stream) remove(g *Group) {
 func (s *Stream) SetRules(set *Set, mark string, now time.Time, full func() bool) bool {
 	clock := max(s.Position.Clock, now.UnixMilli())
 	s.set, s.Position.Clock = set, clock
-	for _, g := range s.sorted() {
+	s.forgetFailures()
+	for _, g := range s.ranked() {
 		if full() {
 			return false
 		}
@@ -336,14 +358,23 @@ func (s *Stream) SetRules(set *Set, mark string, now time.Time, full func() bool
 }
 
 // sorted are the groups in a fixed order.
-func (s *Stream) sorted() []*Group {
-	out := make(timers, 0, len(s.groups))
-	for _, g := range s.groups {
-		out = append(out, g)
+func (s *Stream) sorted() []*Group { return inOrder(s.groups) }
+
+func inOrder(groups map[groupKey]*Group) []*Group {
+	return slices.SortedFunc(maps.Values(groups), func(a, b *Group) int { return compareKeys(a.key, b.key) })
+}
+
+// ranked are the groups in a fixed order in which those of inhibitors come before
+// those that they inhibit, and those of rules that are gone before all.
+func (s *Stream) ranked() []*Group {
+	rank := func(g *Group) int {
+		if c := s.set.Rule(g.Rule); c != nil {
+			return c.rank
+		}
+		return -1
 	}
-	slices.SortFunc(out, func(a, b *Group) int {
-		return compareKeys(a.key, b.key)
-	})
+	out := s.sorted()
+	slices.SortStableFunc(out, func(a, b *Group) int { return cmp.Compare(rank(a), rank(b)) })
 	return out
 }
 

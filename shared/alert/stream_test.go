@@ -239,16 +239,12 @@ func TestInhibition(t *testing.T) {
 	}
 	s.Tick(t0.Add(time.Hour), never)
 	s.Release(never)
-	var got []string
-	for _, x := range s.Take().Told {
-		got = append(got, fmt.Sprint(line(&x), " ", x.Alert.InhibitedBy != ""))
-	}
 	want := []string{
-		"0s firing z-high{a} condition_holds false", "1m0s firing a-low{a} condition_holds true", "1m0s firing a-low{b} condition_holds false",
-		"2m0s firing z-high{both} condition_holds false", "2m0s firing a-low{both} condition_holds true", "3m0s resolved a-low{both} condition_ended true",
-		"10m0s resolved z-high{a} quiet false", "10m0s firing a-low{a} inhibition_over false", "12m0s resolved z-high{both} quiet false",
+		"0s firing z-high{a} condition_holds", "1m0s firing a-low{a} condition_holds*", "1m0s firing a-low{b} condition_holds",
+		"2m0s firing z-high{both} condition_holds", "2m0s firing a-low{both} condition_holds*", "3m0s resolved a-low{both} condition_ended*",
+		"10m0s resolved z-high{a} quiet", "10m0s firing a-low{a} inhibition_over", "12m0s resolved z-high{both} quiet",
 	}
-	if d := cmp.Diff(want, got); d != "" {
+	if d := cmp.Diff(want, lines(s.Take().Told)); d != "" {
 		t.Errorf("told (-want +got):\n%s", d)
 	}
 }

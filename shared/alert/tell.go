@@ -22,6 +22,7 @@ func (s *Stream) tell(c *Compiled, g *Group, effects []effect) {
 			g.Alert = &open{ID: g.alertID(c, s.Name), Since: x.clock, Cause: g.Cause, Face: &f}
 		}
 		a := g.Alert
+		was := a.State
 		a.State, a.Reason = x.state, x.reason
 		if x.state == Firing && a.FiredAt == 0 {
 			a.FiredAt = x.clock
@@ -42,8 +43,11 @@ func (s *Stream) tell(c *Compiled, g *Group, effects []effect) {
 		}
 		s.out = append(s.out, t)
 		s.weight += 2 * t.Alert.bytes() // the alert, and its event
-		if x.state == Resolved && s.muting[a.ID] > 0 {
+		switch {
+		case x.state == Resolved && s.muting[a.ID] > 0:
 			s.Position.Releases = append(s.Position.Releases, Release{a.ID, x.clock})
+		case x.state == Firing && was != Firing:
+			s.hold(c, x.clock)
 		}
 	}
 }
@@ -64,122 +68,6 @@ func (s *Stream) mute(c *Compiled, g *Group, x effect) {
 	}
 	v := s.view(c, g)
 	a.SilencedBy, g.MuteUntil = s.set.silenced(&v, ms(x.clock))
-}
-
-// inhibit notes which alert keeps another from being told, "" for none.
-func (s *Stream) inhibit(a *open, by string) {
-	if a == nil || a.InhibitedBy == by {
-		return
-	}
-	if n := s.muting[a.InhibitedBy] - 1; n > 0 {
-		s.muting[a.InhibitedBy] = n
-	} else {
-		delete(s.muting, a.InhibitedBy)
-	}
-	if a.InhibitedBy = by; by != "" {
-		s.muting[by]++
-	}
-}
-
-// uninhibit tells of an alert that fires and that nothing keeps from being told any
-// more, though what did so has not ended: its own rule changed, or the other's.
-func (s *Stream) uninhibit(c *Compiled, g *Group, clock int64) {
-	if a := g.Alert; a != nil && a.InhibitedBy != "" && a.State == Firing && s.inhibitor(c, g) == "" {
-		s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonUnmuted, clock: clock}})
-	}
-}
-
-// inhibitor finds an alert that fires and keeps the group's from being told.
-func (s *Stream) inhibitor(c *Compiled, g *Group) string {
-	for _, in := range c.Rule.InhibitedBy {
-		if id := s.firing(in, s.groupOf(c, g)); id != "" {
-			return id
-		}
-	}
-	return ""
-}
-
-// firing finds a firing alert of the inhibitor's rule whose group has the keys in
-// common: the first by key.
-func (s *Stream) firing(in Inhibitor, group map[string]string) string {
-	var best *Group
-	for _, c := range s.set.rules {
-		if c.Rule.Name != in.Rule {
-			continue
-		}
-		if len(in.Equal) == len(c.keys) { // one group, if they are the same keys
-			if values, ok := valuesOf(c.keys, in.Equal, group); ok {
-				if o := s.groups[keyOf(c.ID, values, false)]; o != nil && o.Alert != nil && o.Alert.State == Firing {
-					return o.Alert.ID
-				}
-				continue
-			}
-		}
-		for k, o := range s.groups {
-			if k.rule != c.ID || o.Alert == nil || o.Alert.State != Firing || !equal(in.Equal, s.groupOf(c, o), group) {
-				continue
-			}
-			if best == nil || compareKeys(o.key, best.key) < 0 {
-				best = o
-			}
-		}
-	}
-	if best == nil {
-		return ""
-	}
-	return best.Alert.ID
-}
-
-// valuesOf returns the values of the keys, when equal names just these.
-func valuesOf(keys, equal []string, group map[string]string) ([]string, bool) {
-	named := map[string]bool{}
-	for _, k := range equal {
-		named[k] = true
-	}
-	out := make([]string, len(keys))
-	for i, k := range keys {
-		if !named[k] {
-			return nil, false
-		}
-		out[i] = group[k]
-	}
-	return out, true
-}
-
-func equal(keys []string, a, b map[string]string) bool {
-	for _, k := range keys {
-		if x, ok := a[k]; !ok || x != b[k] {
-			return false
-		}
-	}
-	return true
-}
-
-// Release tells what alerts that are over have kept from being told. full ends it
-// early: then it returns false, and goes on when it is called again.
-func (s *Stream) Release(full func() bool) bool {
-	for len(s.Position.Releases) > 0 {
-		r := s.Position.Releases[0]
-		for _, g := range s.sorted() {
-			if g.Alert == nil || g.Alert.InhibitedBy != r.Alert {
-				continue
-			}
-			if full() {
-				return false
-			}
-			c := s.set.Rule(g.Rule)
-			if c == nil || c.Digest != g.Digest {
-				continue // it rests; its rule's return looks anew
-			}
-			s.inhibit(g.Alert, "")
-			if g.Alert.State == Firing {
-				s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonUnmuted, clock: r.Clock}})
-			}
-			s.changed(c, g)
-		}
-		s.Position.Releases = s.Position.Releases[1:]
-	}
-	return true
 }
 
 // remind looks anew at the silences of an open alert. Of one that fires is told
@@ -251,4 +139,15 @@ func (g *Group) OpenAlert() string {
 		return ""
 	}
 	return g.Alert.ID
+}
+
+// Open are the groups of alerts that are not resolved, by the alerts' ids.
+func (s *Stream) Open() map[string]*Group {
+	out := map[string]*Group{}
+	for _, g := range s.groups {
+		if g.Alert != nil {
+			out[g.Alert.ID] = g
+		}
+	}
+	return out
 }

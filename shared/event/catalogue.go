@@ -129,6 +129,7 @@ var catalogue = []About{
 	{"alert.resolved", Info, "An alert rule's condition no longer holds.", AlertDetail{}},
 	{"alert.silenced", Info, "A silence began for an alert that fires; it is told no more.", AlertDetail{}},
 	{"alert.unsilenced", Info, "No silence is in force any more for an alert that fires; that it fires is told again.", AlertDetail{}},
+	{"alert.inhibited", Info, "An alert that keeps this one, which fires, from being told began to fire; it is told no more.", AlertDetail{}},
 	{"alert.acknowledged", Info, "A person took an alert on.", AlertAcknowledgedDetail{}},
 	{"alert.groups_folded", Warning, "A rule has so many groups in a stream that those over the limit are one.", GroupsFoldedDetail{}},
 	{TypeNotifyFailed, Error, "A receiver could not be told of an alert, and nothing more is tried; detail names the delivery.", NotifyFailedDetail{}},

@@ -16,7 +16,7 @@ import (
 
 // matchers turns the names of clusters in matchers of silences and receivers into
 // ids, and refuses what no alert can have: a cluster that there is not, a severity
-// that is none, or one that the caller does not see. Of a pattern one cluster's id, or
+// that is none, a rule without a name, or a cluster that the caller does not see. Of a pattern one cluster's id, or
 // one severity, must match. Their
 // form is for the domain to check.
 func (a *API) matchers(ctx context.Context, rq *request, in []alert.Match) ([]alert.Match, error) {
@@ -32,6 +32,8 @@ func (a *API) matchers(ctx context.Context, rq *request, in []alert.Match) ([]al
 			f = append(f, alert.Fault{Pointer: "/matchers/" + strconv.Itoa(i) + "/value", Code: code, Detail: detail})
 		}
 		switch {
+		case m.Field == "rule" && m.Value == "":
+			wrong(alert.CodeRequired, "must name a rule: none has an empty name")
 		case m.Field == "severity" && !matchesSome(*m, event.Severities, func(s string) alert.Alert { return alert.Alert{Severity: s} }):
 			wrong(alert.CodeFormat, "must be one of "+strings.Join(event.Severities, ", ")+", or a pattern that one of them matches")
 		case m.Field == "cluster" && m.Op == alert.OpMatch:

@@ -6,7 +6,6 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -14,7 +13,6 @@ import (
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/auth"
-	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/react"
 )
@@ -38,11 +36,11 @@ func (a *API) ruleRoutes() {
 		access{action: auth.Read, body: ruleBody, yaml: true}, a.testRule)
 	register(a, huma.Operation{Method: http.MethodGet, Path: rulesPath + "/{id}", Summary: "Get rule", Tags: tags}, access{action: auth.Read}, a.getRule)
 	register(a, a.written(huma.Operation{Method: http.MethodPut, Path: rulesPath + "/{id}", Summary: "Replace rule", Tags: tags,
-		Description: "What becomes of alerts that fire is the new rule's on_change: resolve (they end) or keep. A shipped rule is not replaced: override it."}, alert.Rule{}),
+		Description: "What becomes of alerts that fire is the new rule's on_change: resolve (they end) or keep. With a new name go the rules and silences that name it. A shipped rule is not replaced: override it."}, alert.Rule{}),
 		with(manage, http.StatusPreconditionFailed), a.replaceRule)
 	register(a, huma.Operation{Method: http.MethodDelete, Path: rulesPath + "/{id}", Summary: "Delete rule", Tags: tags,
-		Description: "Its alerts resolve. Of a shipped rule it takes the override back."},
-		access{action: auth.ManageRules, fleet: true, also: []int{http.StatusPreconditionFailed}}, a.deleteRule)
+		Description: "Its alerts resolve. Of a shipped rule it takes the override back. Where rules or silences name it still, the answer is 200 and says so.", DefaultStatus: http.StatusNoContent},
+		access{action: auth.ManageRules, fleet: true, also: []int{http.StatusOK, http.StatusPreconditionFailed}}, a.deleteRule)
 	register(a, a.written(huma.Operation{Method: http.MethodPut, Path: rulesPath + "/{id}/override", Summary: "Override rule", Tags: tags,
 		Description: "Turns a shipped rule off, or changes its thresholds: what is given replaces the rule's own."}, alert.Override{}),
 		with(manage, http.StatusPreconditionFailed), a.overrideRule)
@@ -77,7 +75,8 @@ type storedRuleView struct {
 	UpdatedAt *time.Time       `json:"updated_at"`
 	UpdatedBy *operation.Actor `json:"updated_by"`
 	Faults    alert.Faults     `json:"faults,omitempty" doc:"Why it judges nothing: another version of the plane took it. Its alerts stay as they are"`
-	Warnings  []string         `json:"warnings" nullable:"false" doc:"What may be a slip: types that are in no catalogue"`
+	Failing   *ruleFailing     `json:"failing,omitempty" doc:"How judging by the rule, as it is now, failed in the streams that the caller sees"`
+	Warnings  []string         `json:"warnings" nullable:"false" doc:"What may be a slip: types that are in no catalogue, inhibitors that inhibit nothing, expressions that failed"`
 	Links     ruleLinks        `json:"links"`
 }
 
@@ -85,10 +84,11 @@ type ruleLinks struct {
 	Alerts string `json:"alerts"`
 }
 
-func viewRule(r react.Rule) storedRuleView {
+// viewRule is the rule as it is shown; all are the rules that there are.
+func viewRule(r react.Rule, all []*alert.Rule) storedRuleView {
 	v := storedRuleView{ID: r.ID, Rule: r.Rule, Version: r.Version, Digest: r.Digest, Shipped: r.Shipped, Override: r.Override, Faults: r.Faults(),
 		Links: ruleLinks{Alerts: alertsPath + "?rule=" + r.Rule.Name}}
-	v.Warnings = warningsOf(&r.Rule)
+	v.Warnings = warningsOf(&r.Rule, all)
 	enabled := r.Rule.IsEnabled()
 	v.Rule.Enabled = &enabled                                       // said, also where it is by itself
 	if v.Override != nil && reflect.ValueOf(*v.Override).IsZero() { // taken back
@@ -103,25 +103,13 @@ func viewRule(r react.Rule) storedRuleView {
 	return v
 }
 
-// warningsOf tells which types a rule names that no catalogue has: an agent that is
-// newer may tell them, or they are misspelt.
-func warningsOf(r *alert.Rule) []string {
-	out := []string{}
-	for _, t := range r.Types() {
-		if _, known := event.Lookup(t); !known && !strings.HasSuffix(t, ".*") {
-			out = append(out, "event type "+t+" is in no catalogue: nothing known tells it")
-		}
-	}
-	return out
-}
-
 type ruleOutput struct {
 	ETag string `header:"ETag" doc:"The rule's revision; none of a shipped rule that nobody changed"`
 	Body storedRuleView
 }
 
-func answerRule(r react.Rule) *ruleOutput {
-	out := &ruleOutput{Body: viewRule(r)}
+func answerRule(r react.Rule, all []*alert.Rule) *ruleOutput {
+	out := &ruleOutput{Body: viewRule(r, all)}
 	if r.Revision > 0 {
 		out.ETag = strconv.Quote(strconv.FormatInt(r.Revision, 10))
 	}
@@ -193,7 +181,11 @@ func (a *API) createRule(ctx context.Context, rq *request, _ *struct {
 	if err != nil {
 		return nil, err
 	}
-	return created(rulesPath, made.ID, was, viewRule(made)), nil
+	all, err := a.rulesSeen(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	return created(rulesPath, made.ID, was, viewRule(made, react.Plain(all))), nil
 }
 
 func (a *API) listRules(ctx context.Context, rq *request, in *struct {
@@ -206,22 +198,27 @@ func (a *API) listRules(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
-	all, err := a.cfg.Alerts.Rules(ctx)
+	all, err := a.rulesSeen(ctx, rq)
 	if err != nil {
 		return nil, err
 	}
-	shipped, enabled := parseBool(in.Shipped), parseBool(in.Enabled)
+	failing, err := a.failing(ctx, rq, all)
+	if err != nil {
+		return nil, err
+	}
+	shipped, enabled, plain := parseBool(in.Shipped), parseBool(in.Enabled), react.Plain(all)
 	items, next := []storedRuleView{}, ""
 	for _, r := range all {
-		r, sees := rq.seesRule(r)
-		if !sees || r.Rule.Name <= place || shipped != nil && *shipped != r.Shipped || enabled != nil && *enabled != r.Rule.IsEnabled() {
+		if r.Rule.Name <= place || shipped != nil && *shipped != r.Shipped || enabled != nil && *enabled != r.Rule.IsEnabled() {
 			continue
 		}
 		if len(items) == in.Limit {
 			next = encodeCursor(key, items[len(items)-1].Rule.Name)
 			break
 		}
-		items = append(items, viewRule(r))
+		v := viewRule(r, plain)
+		v.fails(failing)
+		items = append(items, v)
 	}
 	return &listOutput[storedRuleView]{Body: newList(items, next)}, nil
 }
@@ -251,7 +248,17 @@ func (a *API) getRule(ctx context.Context, rq *request, in *RulePath) (*ruleOutp
 	if !sees {
 		return nil, notFound("rule", in.ID)
 	}
-	return answerRule(r), nil
+	all, err := a.rulesSeen(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	failing, err := a.failing(ctx, rq, []react.Rule{r})
+	if err != nil {
+		return nil, err
+	}
+	out := answerRule(r, react.Plain(all))
+	out.Body.fails(failing)
+	return out, nil
 }
 
 func (a *API) replaceRule(ctx context.Context, rq *request, in *struct {
@@ -267,22 +274,40 @@ func (a *API) replaceRule(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
+	was, err := a.cfg.Alerts.Rule(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
 	made, err := a.cfg.Alerts.UpdateRule(ctx, rq.call(), in.ID, revision, r)
 	if err != nil {
 		return nil, err
 	}
-	return answerRule(made), nil
+	return a.changedRule(ctx, rq, was.Rule.Name, made)
 }
 
 func (a *API) deleteRule(ctx context.Context, rq *request, in *struct {
 	RulePath
 	IfMatch string `header:"If-Match" doc:"Delete only this revision"`
-}) (*struct{}, error) {
+}) (*deletedRule, error) {
 	revision, err := parseETag("If-Match", in.IfMatch)
 	if err != nil {
 		return nil, err
 	}
-	return nil, a.cfg.Alerts.DeleteRule(ctx, rq.call(), in.ID, revision)
+	was, err := a.cfg.Alerts.Rule(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.cfg.Alerts.DeleteRule(ctx, rq.call(), in.ID, revision); err != nil {
+		return nil, err
+	}
+	out := &deletedRule{Status: http.StatusNoContent}
+	if out.Body.Warnings, err = a.leftBehind(ctx, was.Rule.Name); err != nil {
+		return nil, err
+	}
+	if len(out.Body.Warnings) > 0 {
+		out.Status = http.StatusOK
+	}
+	return out, nil
 }
 
 func (a *API) overrideRule(ctx context.Context, rq *request, in *struct {
@@ -305,5 +330,5 @@ func (a *API) overrideRule(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
-	return answerRule(made), nil
+	return a.changedRule(ctx, rq, made.Rule.Name, made)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -49,17 +50,28 @@ type silenceView struct {
 	Author    operation.Actor `json:"author"`
 	Reason    string          `json:"reason"`
 	CreatedAt time.Time       `json:"created_at"`
+	Warnings  []string        `json:"warnings" nullable:"false" doc:"What it names that there is not, of rules: a slip, or made later"`
 }
 
-func (a *API) viewSilence(s alert.Silence) silenceView {
-	v := silenceView{ID: s.ID, Matchers: s.Matchers, StartsAt: s.StartsAt, EndsAt: s.EndsAt, State: "active", Author: s.Author, Reason: s.Reason, CreatedAt: s.Created}
+// viewSilence is the silence as it is shown; rules are those that there are.
+func (a *API) viewSilence(s alert.Silence, rules []*alert.Rule) silenceView {
+	v := silenceView{Warnings: []string{}, ID: s.ID, Matchers: s.Matchers, StartsAt: s.StartsAt, EndsAt: s.EndsAt, State: "active", Author: s.Author, Reason: s.Reason, CreatedAt: s.Created}
 	switch now := a.now(); {
 	case !now.Before(s.EndsAt):
 		v.State = "expired"
 	case now.Before(s.StartsAt):
 		v.State = "pending"
 	}
+	if v.State != "expired" {
+		v.Warnings = append(v.Warnings, alert.MatchersWithout(s.Matchers, rules)...)
+	}
 	return v
+}
+
+// showSilence reads the rules for viewSilence.
+func (a *API) showSilence(ctx context.Context, rq *request, s alert.Silence) (silenceView, error) {
+	all, err := a.rulesSeen(ctx, rq)
+	return a.viewSilence(s, react.Plain(all)), err
 }
 
 func (a *API) createSilence(ctx context.Context, rq *request, _ *struct {
@@ -97,7 +109,11 @@ func (a *API) createSilence(ctx context.Context, rq *request, _ *struct {
 	if err != nil {
 		return nil, err
 	}
-	return created(silencesPath, made.ID, was, a.viewSilence(made)), nil
+	v, err := a.showSilence(ctx, rq, made)
+	if err != nil {
+		return nil, err
+	}
+	return created(silencesPath, made.ID, was, v), nil
 }
 
 func (a *API) listSilences(ctx context.Context, rq *request, in *struct {
@@ -113,6 +129,11 @@ func (a *API) listSilences(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
+	rules, err := a.rulesSeen(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	plain := react.Plain(rules)
 	all = slices.DeleteFunc(all, func(s alert.Silence) bool { return !rq.seesSilence(s) })
 	at := func(s *alert.Silence) string { return record.TimeSort(s.StartsAt, s.ID) }
 	slices.SortFunc(all, func(a, b alert.Silence) int { return strings.Compare(at(&b), at(&a)) })
@@ -125,7 +146,7 @@ func (a *API) listSilences(ctx context.Context, rq *request, in *struct {
 			next = encodeCursor(key, at(&all[i-1]))
 			break
 		}
-		items = append(items, a.viewSilence(all[i]))
+		items = append(items, a.viewSilence(all[i], plain))
 	}
 	return &listOutput[silenceView]{Body: newList(items, next)}, nil
 }
@@ -157,7 +178,11 @@ func (a *API) getSilence(ctx context.Context, rq *request, in *SilencePath) (*bo
 	if !rq.seesSilence(s) {
 		return nil, notFound("silence", in.ID)
 	}
-	return &bodyOutput[silenceView]{Body: a.viewSilence(s)}, nil
+	v, err := a.showSilence(ctx, rq, s)
+	if err != nil {
+		return nil, err
+	}
+	return &bodyOutput[silenceView]{Body: v}, nil
 }
 
 func (a *API) endSilence(ctx context.Context, rq *request, in *SilencePath) (*bodyOutput[silenceView], error) {
@@ -178,5 +203,9 @@ func (a *API) endSilence(ctx context.Context, rq *request, in *SilencePath) (*bo
 	if err != nil {
 		return nil, err
 	}
-	return &bodyOutput[silenceView]{Body: a.viewSilence(s)}, nil
+	v, err := a.showSilence(ctx, rq, s)
+	if err != nil {
+		return nil, err
+	}
+	return &bodyOutput[silenceView]{Body: v}, nil
 }

@@ -145,7 +145,7 @@ func (s *Service) pairs(ctx context.Context, p *place, rs []*ready, events []eve
 // alertOf returns the alert that an event is to be told of, or nil.
 func (s *Service) alertOf(ctx context.Context, e *event.Event, since int64) *alert.Alert {
 	switch e.Type {
-	case alert.TypeFiring, alert.TypeFlapping, alert.TypeResolved, alert.TypeSilenced:
+	case alert.TypeFiring, alert.TypeFlapping, alert.TypeResolved, alert.TypeSilenced, alert.TypeInhibited:
 	default:
 		return nil
 	}
@@ -171,7 +171,7 @@ func concerns(r *ready, typ string, a *alert.Alert) bool {
 	switch {
 	case typ == alert.TypeResolved || r.Kind == KindAlertmanager:
 		return true
-	case typ == alert.TypeSilenced:
+	case typ == alert.TypeSilenced || typ == alert.TypeInhibited:
 		return false
 	}
 	return !a.Muted() && r.wants(a)

@@ -1,9 +1,11 @@
 package react
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/alert"
@@ -29,8 +31,9 @@ type Backtest struct {
 
 // Backtested is what a rule would have done.
 type Backtested struct {
-	// Alerts would have fired, each as it stood at the end, with its evidence and
-	// history; the first MaxBacktestAlerts, in the order in which they began.
+	// Alerts would have fired, or are pending at the end, each as it stands then, with
+	// its evidence and history; the first MaxBacktestAlerts, in the order in which they
+	// began.
 	Alerts []alert.Alert `json:"alerts"`
 	// More: there were more alerts than are listed.
 	More bool `json:"more,omitempty"`
@@ -44,20 +47,35 @@ type Backtested struct {
 	// FirstErrors are the first of them, at most keptErrors.
 	FirstErrors []alert.Failure `json:"first_errors,omitempty"`
 	Folded      int64           `json:"folded"` // groups over the limit
-	// Cost is in CEL's units, Nanoseconds what judging took, reading apart.
+	// Cost is in CEL's units, Nanoseconds what judging took, reading apart, and the
+	// inhibitors included.
 	Cost        int64 `json:"cost"`
 	Nanoseconds int64 `json:"nanoseconds"`
+	// Inhibitors are the names of the stored rules that were judged beside the rule, for
+	// it names them in inhibited_by. What they took is in InhibitorCost, and in no other
+	// count.
+	Inhibitors    []string `json:"inhibitors,omitempty"`
+	InhibitorCost int64    `json:"inhibitor_cost,omitempty"`
 }
 
-// Backtest judges the stored events by one rule, as if it had been in force then.
-// Nothing is kept or told. It ends early when ctx has little time left. Errors:
-// alert.Faults.
+// Backtest judges the stored events by one rule, as if it had been in force then, and
+// by the stored rules that inhibit it, whose alerts are not listed. A stored rule of
+// its name is not judged. Nothing is kept or told. It ends early when ctx has little
+// time left. Errors: alert.Faults.
 func (s *Service) Backtest(ctx context.Context, b Backtest) (Backtested, error) {
 	var out Backtested
 	b.Rule.Enabled = nil
-	c, err := alert.CompileMetered(b.Rule, alert.ShippedID(b.Rule.Name), 1)
+	all, err := loadRules(ctx, s.Store)
+	if err != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) { // the time is up: that is told below
+		return out, err
+	}
+	rules, err := tested(all, b.Rule)
 	if err != nil {
 		return out, err
+	}
+	c := rules[0]
+	for _, r := range rules[1:] {
+		out.Inhibitors = append(out.Inhibitors, r.Rule.Name)
 	}
 	if b.Until.IsZero() || b.Until.After(s.now()) {
 		b.Until = s.now()
@@ -71,11 +89,11 @@ func (s *Service) Backtest(ctx context.Context, b Backtest) (Backtested, error) 
 		}
 	}
 	streams := slices.DeleteFunc(slices.Clone(b.Streams), func(s string) bool { return !c.Covers(s) })
-	set := alert.NewSet([]*alert.Compiled{c}, nil)
+	set := alert.NewSet(rules, nil)
 	out.Complete, out.Through, out.Alerts = true, b.Until, []alert.Alert{}
 	for i, stream := range streams {
 		one := Backtested{Complete: true, Through: b.Until}
-		err := s.backtest(ctx, set, stream, &b, &one)
+		err := s.backtest(ctx, set, c.ID, stream, &b, &one)
 		if err != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return out, err
 		}
@@ -92,6 +110,40 @@ func (s *Service) Backtest(ctx context.Context, b Backtest) (Backtested, error) 
 	return out, nil
 }
 
+// tested are the rule, ready, and behind it those that inhibit it: what inhibits
+// these changes nothing for it, for an alert inhibits others whether it is told or
+// not. The rule stands for a stored one of its name.
+func tested(all []Rule, r alert.Rule) ([]*alert.Compiled, error) {
+	ruleID, version := alert.ShippedID(r.Name), int64(1)
+	list := []*alert.Rule{&r}
+	for i := range all {
+		if all[i].Rule.Name != r.Name {
+			list = append(list, &all[i].Rule)
+			continue
+		}
+		ruleID, version = all[i].ID, all[i].Version
+	}
+	c, err := alert.CompileMetered(r, ruleID, version)
+	if err != nil {
+		return nil, err
+	}
+	if err := alert.Cycle(list, r.Name); err != nil {
+		return nil, err
+	}
+	out := []*alert.Compiled{c}
+	for i := range all {
+		x := &all[i]
+		names := func(in alert.Inhibitor) bool { return in.Rule == x.Rule.Name }
+		if x.ID == ruleID || !x.Rule.IsEnabled() || !slices.ContainsFunc(r.InhibitedBy, names) {
+			continue
+		}
+		if by, err := alert.CompileMetered(x.Rule, x.ID, x.Version); err == nil { // what cannot be used inhibits nothing
+			out = append(out, by)
+		}
+	}
+	return out, nil
+}
+
 // add adds what one stream came to. Of the alerts of both the first are kept.
 func (b *Backtested) add(o *Backtested) {
 	b.Judged += o.Judged
@@ -100,6 +152,7 @@ func (b *Backtested) add(o *Backtested) {
 	b.FirstErrors = append(b.FirstErrors, o.FirstErrors[:min(len(o.FirstErrors), keptErrors-len(b.FirstErrors))]...)
 	b.Folded += o.Folded
 	b.Cost += o.Cost
+	b.InhibitorCost += o.InhibitorCost
 	b.Nanoseconds += o.Nanoseconds
 	b.Alerts = append(b.Alerts, o.Alerts...)
 	slices.SortStableFunc(b.Alerts, func(x, y alert.Alert) int { return x.Since.Compare(y.Since) })
@@ -107,21 +160,23 @@ func (b *Backtested) add(o *Backtested) {
 	b.Alerts = b.Alerts[:min(len(b.Alerts), MaxBacktestAlerts)]
 }
 
-// backtest judges one stream.
-func (s *Service) backtest(ctx context.Context, set *alert.Set, stream string, b *Backtest, out *Backtested) error {
+// backtest judges one stream; only the alerts of the rule of the id are listed.
+func (s *Service) backtest(ctx context.Context, set *alert.Set, ruleID, stream string, b *Backtest, out *Backtested) error {
 	from, err := event.FirstAt(ctx, s.Store.Ledger, stream, b.Since)
 	if err != nil {
 		return err
 	}
 	st := alert.NewStream(stream, set, alert.Position{Next: from}, nil)
-	st.Meter.Keep = keptErrors
+	st.Meter.Keep, st.Only = keptErrors, ruleID
 	never := func() bool { return false }
+	found := collected{rule: ruleID, last: map[string]alert.Alert{}}
 	defer func() {
 		m := st.Meter
 		out.FirstErrors = m.First
 		out.Judged, out.Matched, out.Errors, out.Folded, out.Cost = m.Judged, m.Matched, m.Errors, m.Folded, m.Cost
+		out.InhibitorCost = st.Beside.Cost
+		out.Alerts, out.More = found.alerts(st)
 	}()
-	place := map[string]int{}
 	deadline, bounded := ctx.Deadline()
 	for done := false; !done; {
 		events, _, err := event.ReadStream(ctx, s.Store.Ledger, stream, st.Position.Next, backtestBatch)
@@ -159,7 +214,7 @@ func (s *Service) backtest(ctx context.Context, set *alert.Set, stream string, b
 			st.Judge(alert.NewVars(e, spec), never)
 		}
 		out.Nanoseconds += time.Since(began).Nanoseconds()
-		collect(st.Take().Told, place, out)
+		found.take(st.Take().Told)
 		if err := st.Err(); err != nil {
 			return err
 		}
@@ -176,21 +231,57 @@ func (s *Service) backtestSpecs(ctx context.Context, set *alert.Set, events []ev
 	return r.specs(ctx, set, events)
 }
 
-// collect keeps the last state of each alert that fired.
-func collect(told []alert.Transition, place map[string]int, out *Backtested) {
+// collected are a rule's alerts that fired, or are pending, as of their last
+// transitions; of those that fired the first.
+type collected struct {
+	rule  string
+	fired []string // ids, in the order in which they fired
+	more  bool
+	last  map[string]alert.Alert
+}
+
+func (c *collected) take(told []alert.Transition) {
 	for _, t := range told {
-		if t.Alert.ID == "" || t.Alert.FiredAt == nil {
+		a := t.Alert
+		if a.ID == "" || a.RuleID != c.rule {
 			continue
 		}
-		i, ok := place[t.Alert.ID]
+		was, known := c.last[a.ID]
+		fires := a.FiredAt != nil && (!known || was.FiredAt == nil)
 		switch {
-		case ok:
-			out.Alerts[i] = t.Alert
-		case len(out.Alerts) == MaxBacktestAlerts:
-			out.More = true
+		case a.FiredAt == nil && a.State == alert.Resolved: // it was withdrawn
+			delete(c.last, a.ID)
+		case !fires && (known || a.FiredAt == nil):
+			c.last[a.ID] = a
+		case len(c.fired) == MaxBacktestAlerts:
+			delete(c.last, a.ID)
+			c.more = true
 		default:
-			place[t.Alert.ID] = len(out.Alerts)
-			out.Alerts = append(out.Alerts, t.Alert)
+			c.fired = append(c.fired, a.ID)
+			c.last[a.ID] = a
 		}
 	}
+}
+
+// alerts are those that fired, and those that are pending, as they stand: what
+// changes without a transition is in their groups. more: they are not all.
+func (c *collected) alerts(st *alert.Stream) (out []alert.Alert, more bool) {
+	open := st.Open()
+	add := func(a alert.Alert) {
+		if g := open[a.ID]; g != nil {
+			g.Refresh(&a)
+		}
+		out = append(out, a)
+	}
+	for _, id := range c.fired {
+		add(c.last[id])
+		delete(c.last, id)
+	}
+	for _, a := range c.last {
+		add(a)
+	}
+	slices.SortStableFunc(out, func(x, y alert.Alert) int {
+		return cmp.Or(x.Since.Compare(y.Since), strings.Compare(x.ID, y.ID))
+	})
+	return out[:min(len(out), MaxBacktestAlerts)], c.more || len(out) > MaxBacktestAlerts
 }

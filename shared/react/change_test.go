@@ -84,6 +84,7 @@ func tellCuts(cuts []cut) string {
 // line is what is told of a group.
 type line struct {
 	at   int64
+	seq  int64  // of the event by which it comes, 0: a timer's
 	text string // kind and reason
 }
 
@@ -118,10 +119,10 @@ func changing(cuts []cut, events []event.Event, until time.Time) map[string][]st
 				if err != nil {
 					panic(err)
 				}
-				told[group] = append(told[group], line{t0.Add(d).UnixMilli(), rest})
+				told[group] = append(told[group], line{at: t0.Add(d).UnixMilli(), text: rest})
 			}
 			if last := told[group][len(told[group])-1]; i+1 < len(ruled) && last.kind() != "resolved" {
-				told[group] = append(told[group], line{ruled[i+1].clock, "resolved " + alert.ReasonChanged})
+				told[group] = append(told[group], line{at: ruled[i+1].clock, text: "resolved " + alert.ReasonChanged})
 			}
 		}
 	}
@@ -168,10 +169,10 @@ func silencing(lines []line, cuts []cut, group string, until int64) []line {
 			switch is := best(at); {
 			case !firing || is == silenced:
 			case is != "":
-				out = append(out, line{at, "silenced " + alert.ReasonSilenced})
+				out = append(out, line{at: at, text: "silenced " + alert.ReasonSilenced})
 				silenced = is
 			default:
-				out = append(out, line{at, "unsilenced " + alert.ReasonUnsilence}, line{at, "firing " + alert.ReasonUnsilence})
+				out = append(out, line{at: at, text: "unsilenced " + alert.ReasonUnsilence}, line{at: at, text: "firing " + alert.ReasonUnsilence})
 				silenced = is
 			}
 		}

@@ -37,7 +37,7 @@ func (r *Reactor) commit(ctx context.Context, stream string, j *judged, c commit
 		return err
 	}
 	due := s.Due()
-	idle := len(changes.Keep)+len(changes.Forget)+len(changes.Told) == 0
+	idle := len(changes.Keep)+len(changes.Forget)+len(changes.Told) == 0 && !changes.Failing
 	if idle && !c.keep && due.Equal(j.due) && s.Position.Next-j.saved < saveEvery {
 		return nil
 	}

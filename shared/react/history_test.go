@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/record"
@@ -83,9 +84,17 @@ func (b *bench) determined(rt *rapid.T, again *bench) {
 		}
 	}
 	rule := randomRule(rt)
+	switch rapid.IntRange(0, 3).Draw(rt, "inhibited") {
+	case 0:
+		rule.InhibitedBy = []alert.Inhibitor{{Rule: "over"}}
+	case 1, 2:
+		rule.InhibitedBy = []alert.Inhibitor{{Rule: "over", Equal: []string{"g"}}}
+	}
 	for _, x := range []*bench{b, again} {
 		x.quiet()
-		_, err := x.service.CreateRule(ctx, call, rule)
+		_, err := x.service.CreateRule(ctx, call, over())
+		no(err)
+		_, err = x.service.CreateRule(ctx, call, rule)
 		no(err)
 	}
 	seed := rapid.Uint64().Draw(rt, "seed")

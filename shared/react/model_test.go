@@ -53,12 +53,22 @@ func randomRule(t *rapid.T) alert.Rule {
 	return r
 }
 
+// over is the rule that inhibits the model's.
+func over() alert.Rule {
+	return alert.Rule{Name: "over", On: []string{"x.over"}, GroupBy: map[string]string{"g": "event.subject.name"},
+		ResolveWhen: &alert.Clause{On: []string{"x.under"}}}
+}
+
 // randomEvent draws an event that was received now; when it happened is wrong in
 // every way that there is.
 func (b *bench) randomEvent(t *rapid.T) event.Event {
-	typ := "x." + rapid.SampledFrom([]string{"match", "match", "match", "resolve", "expect", "begin", "end"}).Draw(t, "type")
+	typ := "x." + rapid.SampledFrom([]string{"match", "match", "match", "resolve", "expect", "begin", "end", "over", "over", "under"}).Draw(t, "type")
 	e := b.fact(typ, rapid.SampledFrom([]string{"a", "b"}).Draw(t, "group"), nil)
-	e.Detail, _ = json.Marshal(map[string]string{"V": rapid.SampledFrom([]string{"1", "2", "3"}).Draw(t, "v")})
+	detail := map[string]any{"V": rapid.SampledFrom([]any{"1", "2", "3", 3, nil, "none"}).Draw(t, "v")}
+	if detail["V"] == "none" {
+		delete(detail, "V")
+	}
+	e.Detail, _ = json.Marshal(detail)
 	off := rapid.SampledFrom([]time.Duration{0, 0, 0, -time.Second, -time.Minute, -4 * time.Minute, -5 * time.Minute, -time.Hour, time.Hour}).Draw(t, "late")
 	e.Timestamp = e.Timestamp.Add(off)
 	return e
@@ -69,6 +79,9 @@ func (b *bench) modelTold() map[string][]string {
 	out := map[string][]string{}
 	for _, l := range b.told() {
 		at, rest, _ := strings.Cut(l, " ")
+		if strings.Contains(l, " overmap[") {
+			continue // of what inhibits
+		}
 		kind, rest, _ := strings.Cut(rest, " ")
 		group, why, _ := strings.Cut(strings.TrimPrefix(rest, "modelmap[g:"), "] ")
 		out[group] = append(out[group], at+" "+kind+" "+why)

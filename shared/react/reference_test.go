@@ -14,8 +14,9 @@ import (
 // over each group's list of events. It shares nothing with the reactor but the
 // shape of rules. Its rules look at types by name: "x.match" is on, "x.resolve"
 // is resolve_when, "x.expect" absence.expect, "x.begin" and "x.end" while; they
-// group by the subject's name, count distinct detail.v, and tell what is under way
-// by detail.v.
+// group by the subject's name, count distinct detail.V, and tell what is under way
+// by detail.V. What inhibits them is a rule of which "x.over" begins an alert and
+// "x.under" ends it.
 
 // span is a time in which something holds, from the event cause on.
 type span struct {
@@ -29,11 +30,11 @@ type span struct {
 
 // change is a change of what the condition says, before flapping is taken out.
 type change struct {
-	at      int64
-	to      alert.State // "" for nothing
-	cause   int64
-	byEvent bool
-	why     string
+	at    int64
+	to    alert.State // "" for nothing
+	cause int64
+	seq   int64 // of the event by which it comes, 0: a timer's
+	why   string
 }
 
 // reference returns, by group, what is to be told until the time, as lines.
@@ -49,8 +50,8 @@ func reference(r *alert.Rule, events []event.Event, until time.Time) map[string]
 	out := map[string][]string{}
 	for name, evs := range groups {
 		changes := changesOf(r, holding(r, evs, clock, until.UnixMilli()), until.UnixMilli())
-		if lines := tellings(r, changes, until.UnixMilli()); len(lines) > 0 {
-			out[name] = lines
+		for _, l := range inhibiting(r, tellings(r, changes, until.UnixMilli()), name, events, clock) {
+			out[name] = append(out[name], fmt.Sprintf("%s %s", time.UnixMilli(l.at).UTC().Sub(t0), l.text))
 		}
 	}
 	return out
@@ -136,10 +137,13 @@ func happened(e event.Event) int64 {
 	return at.UnixMilli()
 }
 
+// value is detail.V as it is written out, "" where it is not there or null.
 func value(e event.Event) string {
-	var d struct{ V string }
-	_ = json.Unmarshal(e.Detail, &d)
-	return d.V
+	var d map[string]any
+	if _ = json.Unmarshal(e.Detail, &d); d["V"] == nil {
+		return ""
+	}
+	return fmt.Sprint(d["V"])
 }
 
 func quietOf(r *alert.Rule) int64 {
@@ -200,7 +204,7 @@ func changesOf(r *alert.Rule, spans []span, until int64) []change {
 	var out []change
 	clearAt, why := int64(-1), "" // when a firing whose condition has ended is over
 	over := func() {
-		out = append(out, change{clearAt, "", 0, false, why})
+		out = append(out, change{clearAt, "", 0, 0, why})
 		clearAt = -1
 	}
 	for _, s := range spans {
@@ -212,18 +216,18 @@ func changesOf(r *alert.Rule, spans []span, until int64) []change {
 		}
 		if !firing {
 			if wait > 0 {
-				out = append(out, change{s.from, alert.Pending, s.cause, s.fromEvent, ""})
+				out = append(out, change{s.from, alert.Pending, s.cause, s.begun, ""})
 			}
 			fires := s.from + wait
 			switch {
 			case wait == 0:
-				out = append(out, change{fires, alert.Firing, s.cause, s.fromEvent, ""})
+				out = append(out, change{fires, alert.Firing, s.cause, s.begun, ""})
 			case s.to == 0 && fires > until:
 				return out
 			case s.to == 0 || fires < s.to || fires == s.to && s.toEvent:
-				out = append(out, change{fires, alert.Firing, s.cause, false, ""})
+				out = append(out, change{fires, alert.Firing, s.cause, 0, ""})
 			default:
-				out = append(out, change{s.to, "", 0, s.toEvent, alert.ReasonWithdrawn})
+				out = append(out, change{s.to, "", 0, s.over, alert.ReasonWithdrawn})
 				continue
 			}
 		}
@@ -231,7 +235,7 @@ func changesOf(r *alert.Rule, spans []span, until int64) []change {
 			return out
 		}
 		if keep == 0 {
-			out = append(out, change{s.to, "", 0, s.toEvent, s.why})
+			out = append(out, change{s.to, "", 0, s.over, s.why})
 		} else {
 			clearAt, why = s.to+keep, alert.ReasonEnded
 		}
@@ -243,11 +247,9 @@ func changesOf(r *alert.Rule, spans []span, until int64) []change {
 }
 
 // tellings takes flapping out.
-func tellings(r *alert.Rule, changes []change, until int64) []string {
-	var out []string
-	tell := func(at int64, kind, why string) {
-		out = append(out, fmt.Sprintf("%s %s %s", time.UnixMilli(at).UTC().Sub(t0), kind, why))
-	}
+func tellings(r *alert.Rule, changes []change, until int64) []line {
+	var out []line
+	tell := func(at, seq int64, kind, why string) { out = append(out, line{at, seq, kind + " " + why}) }
 	var flips []int64
 	flapping := false
 	var raw alert.State
@@ -255,16 +257,16 @@ func tellings(r *alert.Rule, changes []change, until int64) []string {
 		at := flips[len(flips)-1] + r.Flap.Window.D().Milliseconds()
 		flapping, flips = false, nil
 		if raw == alert.Firing {
-			tell(at, "firing", alert.ReasonSteady)
+			tell(at, 0, "firing", alert.ReasonSteady)
 			return
 		}
-		if tell(at, "resolved", alert.ReasonSteady); raw == alert.Pending {
-			tell(at, "pending", alert.ReasonHolds)
+		if tell(at, 0, "resolved", alert.ReasonSteady); raw == alert.Pending {
+			tell(at, 0, "pending", alert.ReasonHolds)
 		}
 	}
 	for _, c := range changes {
 		if flapping {
-			if end := flips[len(flips)-1] + r.Flap.Window.D().Milliseconds(); end < c.at || end == c.at && c.byEvent {
+			if end := flips[len(flips)-1] + r.Flap.Window.D().Milliseconds(); end < c.at || end == c.at && c.seq > 0 {
 				steady()
 			}
 		}
@@ -274,18 +276,71 @@ func tellings(r *alert.Rule, changes []change, until int64) []string {
 		switch quiet := flapping; {
 		case r.Flap != nil && len(flips) >= r.Flap.Changes && (c.to == alert.Firing || was == alert.Firing):
 			if flapping = true; !quiet {
-				tell(c.at, "flapping", alert.ReasonFlapping)
+				tell(c.at, c.seq, "flapping", alert.ReasonFlapping)
 			}
 		case quiet:
 		case c.to == "":
-			tell(c.at, "resolved", c.why)
+			tell(c.at, c.seq, "resolved", c.why)
 		default:
-			tell(c.at, string(c.to), alert.ReasonHolds)
+			tell(c.at, c.seq, string(c.to), alert.ReasonHolds)
 		}
 	}
 	if flapping && flips[len(flips)-1]+r.Flap.Window.D().Milliseconds() <= until {
 		steady()
 	}
+	return out
+}
+
+// inhibiting lays over what is told of a group what the alerts of its inhibitor, one
+// for each name, keep from being told: an asterisk stands for that, and that it begins
+// or ends for an alert that fires is a line of its own.
+func inhibiting(r *alert.Rule, lines []line, group string, events []event.Event, clock map[int64]int64) []line {
+	if len(r.InhibitedBy) == 0 {
+		return lines
+	}
+	var out []line
+	over, by, firing := map[string]bool{}, "", false
+	choose := func() string {
+		for _, name := range []string{by, "a", "b"} { // who does so already goes on
+			if over[name] && (len(r.InhibitedBy[0].Equal) == 0 || name == group) {
+				return name
+			}
+		}
+		return ""
+	}
+	tell := func(at int64, text string) {
+		if by != "" {
+			text += "*"
+		}
+		out = append(out, line{at: at, text: text})
+	}
+	look := func(before func(at, seq int64) bool) {
+		for ; len(events) > 0 && before(clock[events[0].Sequence], events[0].Sequence); events = events[1:] {
+			e := events[0]
+			if e.Type == "x.over" || e.Type == "x.under" {
+				over[e.Subject.Name] = e.Type == "x.over"
+			}
+			if is := choose(); firing && is != by {
+				if by = is; by == "" {
+					tell(clock[e.Sequence], "firing "+alert.ReasonUnmuted)
+				} else {
+					tell(clock[e.Sequence], "inhibited "+alert.ReasonInhibited)
+				}
+			}
+		}
+	}
+	for _, l := range lines {
+		look(func(at, seq int64) bool { return at < l.at || at == l.at && seq < l.seq })
+		switch l.kind() {
+		case "firing", "flapping":
+			firing, by = true, choose()
+			tell(l.at, l.text)
+		default:
+			tell(l.at, l.text)
+			firing, by = false, ""
+		}
+	}
+	look(func(int64, int64) bool { return true })
 	return out
 }
 

@@ -137,7 +137,8 @@ func find(all []Rule, ref string) (Rule, error) {
 	return Rule{}, operation.Refuse("not_found", "there is no rule %.128s", ref)
 }
 
-// check compiles the rule and holds it against the others.
+// check compiles the rule and holds it against the others, and what it names to what
+// there is; what it named before it may go on naming.
 func check(all []Rule, r *alert.Rule, ruleID string) error {
 	c, err := alert.Compile(*r, ruleID, 0)
 	if err != nil {
@@ -146,9 +147,15 @@ func check(all []Rule, r *alert.Rule, ruleID string) error {
 	if err := c.CheckCost(); err != nil {
 		return err
 	}
-	names := make([]string, len(all))
+	names := make([]string, 0, len(all))
 	for i := range all {
-		names[i] = all[i].Rule.Name
+		if all[i].ID != ruleID {
+			names = append(names, all[i].Rule.Name)
+			continue
+		}
+		for _, in := range all[i].Rule.InhibitedBy { // what it named before may be gone since
+			names = append(names, in.Rule)
+		}
 	}
 	if err := r.CheckSaved(names); err != nil {
 		return err
@@ -243,7 +250,7 @@ func stale(r *Rule, revision int64) error {
 }
 
 // UpdateRule replaces a rule of the site, if it is at the revision (0: whichever
-// it is at). Errors: alert.Faults, not_found, name_taken, precondition_failed;
+// it is at). With a new name go the rules and silences that name it. Errors: alert.Faults, not_found, name_taken, precondition_failed;
 // a shipped rule is changed by OverrideRule alone (forbidden).
 func (s *Service) UpdateRule(ctx context.Context, call admission.Call, ref string, revision int64, r alert.Rule) (Rule, error) {
 	var out Rule
@@ -261,7 +268,8 @@ func (s *Service) UpdateRule(ctx context.Context, call admission.Call, ref strin
 		case revision != 0 && revision != was.Revision:
 			return nil, stale(&was, revision)
 		}
-		if err := check(all, &r, was.ID); err != nil {
+		along := renaming(all, was.Rule.Name, r.Name)
+		if err := check(along.all, &r, was.ID); err != nil {
 			return nil, err
 		}
 		st := stored{ID: was.ID, Rule: r, Version: was.Version + 1, CreatedAt: was.CreatedAt, CreatedBy: was.CreatedBy, UpdatedAt: s.now(), UpdatedBy: call.Caller.Actor}
@@ -274,8 +282,12 @@ func (s *Service) UpdateRule(ctx context.Context, call admission.Call, ref strin
 			if err != nil {
 				return nil, err
 			}
-			writes = append(writes, name,
-				ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: record.RuleNameKey(was.Rule.Name)}})
+			more, err := along.writes(ctx, s.Store, call.Caller.Actor, s.now())
+			if err != nil {
+				return nil, err
+			}
+			writes = append(append(writes, name,
+				ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: record.RuleNameKey(was.Rule.Name)}}), more...)
 		}
 		st.revision = was.Revision + 1
 		out = st.view()

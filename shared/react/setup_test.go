@@ -171,5 +171,9 @@ func tellLine(t testing.TB, e *event.Event) string {
 	if err := json.Unmarshal(e.Detail, &a); err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("%s %s %s%v %s", e.Timestamp.Sub(t0), e.Type[6:], a.Rule, a.Group, a.Reason)
+	mark := ""
+	if a.InhibitedBy != "" {
+		mark = "*"
+	}
+	return fmt.Sprintf("%s %s %s%v %s%s", e.Timestamp.Sub(t0), e.Type[6:], a.Rule, a.Group, a.Reason, mark)
 }

@@ -98,7 +98,7 @@ func play(ctx context.Context, program, dir string, out io.Writer) (lines []stri
 	// The end: everything has come to where it stays.
 	for _, x := range [][2]string{{"operation-stuck", "slow"}, {"operation-stuck", "far"}, {"operation-stuck", "held"}, {"retry-storm", busy},
 		{"deployment-oom-loop", "night/loader"}, {"dead-letters", ""}, {"stream-gap", ""}, {"agent-clock-skewed", ""}, {"device-degraded", n.device(ctx, "gpu-1", 1)},
-		{"device-degraded", n.device(ctx, "gpu-0", 0)}, {"fatal-xid", n.device(ctx, "gpu-0", 1)}} {
+		{"device-degraded", n.device(ctx, "gpu-0", 0)}, {"device-degraded", n.device(ctx, "gpu-2", 1)}, {"fatal-xid", n.device(ctx, "gpu-0", 1)}} {
 		n.wait(ctx, x[0], x[1], "resolved")
 	}
 	n.wait(ctx, "device-degraded", n.device(ctx, "gpu-2", 0), "flapping")

@@ -1,0 +1,144 @@
+package alert
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// References tells what a rule and others say of each other without effect: rules
+// named in inhibited_by that inhibit nothing, and rules that name it though it is
+// disabled. all are the rules that there are; it may be among them.
+func (r *Rule) References(all []*Rule) []string {
+	var out []string
+	for _, in := range r.InhibitedBy {
+		why := "which there is not"
+		if i := slices.IndexFunc(all, func(o *Rule) bool { return o.Name == in.Rule }); i >= 0 {
+			why = all[i].inert(r, in.Equal)
+		}
+		if why != "" {
+			out = append(out, fmt.Sprintf("inhibited_by names rule %s, %s: it inhibits nothing", in.Rule, why))
+		}
+	}
+	if !r.IsEnabled() {
+		if by := dependents(r.Name, all); len(by) > 0 {
+			out = append(out, fmt.Sprintf("it is disabled, and named in inhibited_by of %s: it inhibits nothing", some(by)))
+		}
+	}
+	return out
+}
+
+// inert tells why a rule cannot inhibit alerts of another, "" where it can.
+func (r *Rule) inert(of *Rule, equal []string) string {
+	if !r.IsEnabled() {
+		return "which is disabled"
+	}
+	for _, k := range equal {
+		if _, ok := r.GroupBy[k]; !ok {
+			return "whose group_by has no key " + k
+		}
+	}
+	both := func(c string) bool { return slices.Contains(of.Clusters, c) }
+	if len(r.Clusters) > 0 && len(of.Clusters) > 0 && !slices.ContainsFunc(r.Clusters, both) {
+		return "which is for other clusters"
+	}
+	return ""
+}
+
+// dependents are the names of the rules that name one in inhibited_by.
+func dependents(name string, all []*Rule) []string {
+	var out []string
+	for _, o := range all {
+		if slices.ContainsFunc(o.InhibitedBy, func(in Inhibitor) bool { return in.Rule == name }) {
+			out = append(out, o.Name)
+		}
+	}
+	return out
+}
+
+// Chooser is what chooses alerts by matchers: a silence, a receiver.
+type Chooser struct {
+	Name     string // "silence sil_..."
+	Matchers []Match
+}
+
+// LeftBehind tells what still names a rule that is not there any more.
+func LeftBehind(name string, all []*Rule, choosers []Chooser) []string {
+	var out []string
+	if by := dependents(name, all); len(by) > 0 {
+		out = append(out, fmt.Sprintf("inhibited_by of %s names %s: it inhibits nothing any more", some(by), name))
+	}
+	var names []string
+	for _, x := range choosers {
+		named := func(r *Rule) bool {
+			return slices.ContainsFunc(x.Matchers, func(m Match) bool { return m.Field == "rule" && m.Op != OpNotEqual && m.allows(r) })
+		}
+		if named(&Rule{Name: name}) && !slices.ContainsFunc(all, named) {
+			names = append(names, x.Name)
+		}
+	}
+	if len(names) > 0 {
+		out = append(out, fmt.Sprintf("of the rules that there are, none is named any more by %s", some(names)))
+	}
+	return out
+}
+
+// some lists the first of many names.
+func some(names []string) string {
+	const most = 10
+	if n := len(names) - most; n > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), n)
+	}
+	return strings.Join(names, ", ")
+}
+
+// MatchersWithout tells what matchers name that there is not, of the rules that there
+// are: it may be a slip, or be made later.
+func MatchersWithout(ms []Match, all []*Rule) []string {
+	var out []string
+	for _, m := range ms {
+		if slices.ContainsFunc(all, m.allows) {
+			continue
+		}
+		switch {
+		case m.Op == OpNotEqual: // it holds for none of what there is, as there is nothing
+		case m.Field == "rule" && m.Op == OpEqual:
+			out = append(out, fmt.Sprintf("there is no rule %s", m.Value))
+		default:
+			out = append(out, fmt.Sprintf("no rule that there is has %s %s %q", m.Field, m.Op, m.Value))
+		}
+	}
+	for _, m := range ms {
+		if m.Field == "rule" && m.Op == OpNotEqual && !slices.ContainsFunc(all, func(r *Rule) bool { return r.Name == m.Value }) {
+			out = append(out, fmt.Sprintf("there is no rule %s: != holds for all that there are", m.Value))
+		}
+	}
+	together := func(r *Rule) bool { return !slices.ContainsFunc(ms, func(m Match) bool { return !m.allows(r) }) }
+	if len(out) == 0 && len(ms) > 1 && !slices.ContainsFunc(all, together) {
+		out = append(out, "no rule that there is makes an alert for which all of the matchers hold")
+	}
+	return out
+}
+
+// allows tells whether the matcher may hold for an alert of the rule: of a key of its
+// groups only the events tell.
+func (m Match) allows(r *Rule) bool {
+	a := Alert{Rule: r.Name, Severity: (&Compiled{Rule: *r}).severity(), Labels: r.Labels}
+	if k, ok := strings.CutPrefix(m.Field, "group."); ok {
+		if _, has := r.GroupBy[k]; has {
+			return true
+		}
+	}
+	if m.Field == "cluster" {
+		return true // which there are is held against the fleet
+	}
+	x := Matcher{Silence: Silence{Matchers: []Match{m}}}
+	if m.Op == OpMatch {
+		re, err := compileRegexp(m.Value)
+		if err != nil {
+			return true // it is told otherwise
+		}
+		x.patterns = append(x.patterns, re)
+	}
+	return x.Matches(&a)
+}
