@@ -131,14 +131,14 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestDrain: the pods on the device are evicted, by UID, the others stay, and
-// then it is reset.
+// TestDrain: the pods on the device are evicted, by UID, with their scratch, the
+// others stay, and then it is reset.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	b := setup(t, benchOptions{kubelet: true})
 	other := b.r.Node("other").Name
 	ns := b.r.Namespace()
-	b.r.Deployment(ns, "decode", 2, kuberig.OnNode(b.node))
+	b.r.Deployment(ns, "decode", 2, kuberig.OnNode(b.node), kuberig.EmptyDir(), kuberig.Annotation(node.AnnotationScratch, "scratch"))
 	b.r.Deployment(ns, "bystander", 1, kuberig.OnNode(b.node))
 	held := b.r.Pods(ns, "decode")
 	b.record(heldBy(held...))
