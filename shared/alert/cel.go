@@ -63,7 +63,9 @@ type program struct {
 	metered   bool
 	estimate  uint64 // its most, by assumed sizes
 	needsSpec bool
-	pointer   string // its field in the rule
+	// ofOperation: it asks for more of the operation than its id.
+	ofOperation bool
+	pointer     string // its field in the rule
 
 	// Of one that is not metered: it again, metered, how often it ran, and what it
 	// cost when that was measured last.
@@ -157,6 +159,7 @@ func patterns(f *Faults, pointer string, ast *cel.Ast, p *program) bool {
 			s := e.AsSelect()
 			if o := s.Operand(); o.Kind() == celast.IdentKind && o.AsIdent() == "operation" {
 				p.needsSpec = p.needsSpec || fields[operationType][s.FieldName()].spec
+				p.ofOperation = p.ofOperation || s.FieldName() != "id"
 			}
 		}
 	}))

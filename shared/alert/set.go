@@ -135,7 +135,7 @@ func (s *Set) Rule(id string) *Compiled { return s.byID[id] }
 // NeedsSpec tells whether a rule that the event's type may concern asks for the
 // spec of the event's operation.
 func (s *Set) NeedsSpec(typ string) bool {
-	return slices.ContainsFunc(s.of(typ), func(l listed) bool { return l.c.NeedsSpec() })
+	return slices.ContainsFunc(s.of(typ), func(l listed) bool { return l.c.needsSpecFor(typ) })
 }
 
 // silenced returns the id of the silence that covers the alert at the time and
