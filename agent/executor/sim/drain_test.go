@@ -105,6 +105,19 @@ func TestUncordon(t *testing.T) {
 	if len(j.notes) != 1 || !strings.HasPrefix(j.notes[0], "cordon_taken_over: the cordon that was lifted: owner external, by alice, reason ") {
 		t.Errorf("notes %q", j.notes)
 	}
+	d, _, err := r.since(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for _, e := range d.Events {
+		if e.Type == "node.uncordoned" {
+			told = append(told, string(e.Detail))
+		}
+	}
+	if len(told) != 1 || !strings.Contains(told[0], `"operation":"op_2","owner":"opsplane"`) || !strings.Contains(told[0], `"was":{"by":"alice","owner":"external"`) {
+		t.Errorf("of the lift is told %s", told)
+	}
 }
 
 // TestProbesReadTheTruth: at each step boundary of a drain.
