@@ -170,6 +170,14 @@ func TestShippedRules(t *testing.T) {
 		{"stream-gap", 2 * h, []event.Event{
 			fact(0, "stream.gap", "a1", "from", 4, "through", 9),
 		}, []string{"0s firing stream-gap{id-of-a1} condition_holds", "1h0m0s resolved stream-gap{id-of-a1} quiet"}},
+		{"gpus-unallocatable", 3 * h, []event.Event{
+			fact(0, "node.gpus_unallocatable", "n1", "missing", 2), fact(m, "node.gpus_unallocatable", "n1", "missing", 3), fact(m, "node.gpus_unallocatable", "n2", "missing", 8),
+			fact(2*m, "device.degraded", "gpu"), fact(3*m, "device.recovered", "gpu"), fact(10*m, "node.gpus_allocatable", "n1"), fact(20*m, "node.left", "n2"),
+		}, []string{
+			"0s firing gpus-unallocatable{id-of-n1} condition_holds", "1m0s firing gpus-unallocatable{id-of-n2} condition_holds",
+			"2m0s pending device-degraded{id-of-gpu} condition_holds", "2m10s firing device-degraded{id-of-gpu} condition_holds", "3m0s resolved device-degraded{id-of-gpu} condition_ended",
+			"10m0s resolved gpus-unallocatable{id-of-n1} condition_ended", "20m0s resolved gpus-unallocatable{id-of-n2} condition_ended",
+		}},
 		{"stream-unreadable", 30 * h, []event.Event{
 			fact(0, "stream.unreadable", "s", "from", 4, "through", 9), fact(h, "stream.unreadable", "s", "from", 12, "through", 12),
 		}, []string{"0s firing stream-unreadable{id-of-s} condition_holds", "25h0m0s resolved stream-unreadable{id-of-s} quiet"}},
