@@ -153,6 +153,9 @@ func (e *drainer) volumesOf(ctx context.Context, pods []*corev1.Pod) (map[string
 			if err != nil {
 				return nil, fmt.Errorf("read claim %s/%s: %w", pod.Namespace, claim, err)
 			}
+			if v.Ephemeral != nil && !metav1.IsControlledBy(c, pod) {
+				continue // it has the name and is somebody else's
+			}
 			volumes[c.Spec.VolumeName] = true
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -86,5 +88,31 @@ func TestDetachedIsRead(t *testing.T) {
 				time.Sleep(2 * linger)
 			})
 		})
+	}
+}
+
+// The claim of an ephemeral volume is the one that its pod owns: another of its name
+// keeps the pod from starting, and its volume is nobody's here.
+func TestVolumesOfPods(t *testing.T) {
+	t.Parallel()
+	pod := aPod("p", func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{
+			{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}},
+			{Name: "own", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
+			{Name: "foreign", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
+			{Name: "none", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
+		}
+	})
+	claim := func(name, volume string, owners ...metav1.OwnerReference) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, OwnerReferences: owners}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}}
+	}
+	client := fake.NewClientset(claim("data", "pv-data"), claim("p-own", "pv-own", *metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))), claim("p-foreign", "pv-foreign"))
+	e := newDrainer(&cluster.Cluster{Client: client, Now: time.Now}, Options{})
+	got, err := e.volumesOf(t.Context(), []*corev1.Pod{pod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]bool{"pv-data": true, "pv-own": true}, got); diff != "" {
+		t.Errorf("volumes (-want +got):\n%s", diff)
 	}
 }
