@@ -21,7 +21,8 @@ type ruleTestBody struct {
 // ruleTestView is what the rule would have done.
 type ruleTestView struct {
 	react.Backtested
-	Alerts []alertView `json:"alerts" nullable:"false" doc:"Those that would have fired, as they stood at the end, in the order in which they began"`
+	Alerts   []alertView `json:"alerts" nullable:"false" doc:"Those that would have fired, or are pending at the end, as they stand then, in the order in which they began"`
+	Warnings []string    `json:"warnings" nullable:"false" doc:"What may be a slip in the rule"`
 }
 
 // testWeek is how far back a test looks by itself.
@@ -83,7 +84,12 @@ func (a *API) testRule(ctx context.Context, rq *request, _ *struct{ RawBody []by
 	if err != nil {
 		return nil, below("/rule", err)
 	}
-	v := ruleTestView{Backtested: out, Alerts: make([]alertView, len(out.Alerts))}
+	all, err := a.rulesSeen(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	b.Rule.Enabled = nil // it is judged as if it were
+	v := ruleTestView{Backtested: out, Alerts: make([]alertView, len(out.Alerts)), Warnings: warningsOf(&b.Rule, react.Plain(all))}
 	for i, x := range out.Alerts {
 		v.Alerts[i] = viewAlert(x)
 	}
