@@ -34,7 +34,8 @@ func (s *Service) Preview(ctx context.Context, spec *operation.Spec) (admission.
 	defer cancel()
 	now := s.Store.Now().UTC()
 	p := preview{Cluster: spec.Cluster, Request: protocol.PreviewRequest{ID: id.New(id.Preview, now), Type: spec.Request.Type,
-		TargetUID: spec.TargetUID, TargetName: spec.TargetName, NodeName: spec.NodeName, Payload: spec.Request.Payload}}
+		TargetUID: spec.TargetUID, TargetName: spec.TargetName, NodeName: spec.NodeName, Payload: spec.Request.Payload,
+		Reason: spec.Request.Reason, By: spec.Actor.ID}}
 	deadline := now.Add(operation.DeadlinesOf(spec.Request.Type).Default)
 	if spec.Request.Deadline != nil {
 		deadline = *spec.Request.Deadline

@@ -15,6 +15,10 @@ type PreviewRequest struct {
 	TargetName string          `json:"target_name"`
 	NodeName   string          `json:"node_name,omitempty"`
 	Payload    json.RawMessage `json:"payload"`
+	// Reason and By are the operation's, and whoever asks for it: what is rehearsed
+	// carries them as the operation would.
+	Reason string `json:"reason,omitempty"`
+	By     string `json:"by,omitempty"`
 	// DeadlineMS is how long the operation would have; 0: not told.
 	DeadlineMS int64 `json:"deadline_ms,omitempty"`
 }

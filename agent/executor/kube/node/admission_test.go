@@ -120,6 +120,29 @@ func TestAdmissionIsToldBefore(t *testing.T) {
 	}
 }
 
+// Policies may ask for a reason, a ticket say: a rehearsal carries it as the operation
+// does.
+func TestRehearsalCarriesTheReason(t *testing.T) {
+	t.Parallel()
+	for _, typ := range []string{"node.cordon", "node.drain"} {
+		client := fake.NewClientset(theNode(false))
+		permit(client)
+		patch := ""
+		client.PrependReactor("patch", "nodes", func(a ktesting.Action) (bool, runtime.Object, error) {
+			patch = string(a.(ktesting.PatchAction).GetPatch())
+			return false, nil, nil
+		})
+		e := newDrainer(openFake(t, client), Options{})
+		ask := e.nodes.preview
+		if typ == "node.drain" {
+			ask = e.previewDrain
+		}
+		if _, err := ask(t.Context(), protocol.PreviewRequest{Type: typ, NodeName: "n", Payload: []byte(`{}`), Reason: "TICKET-1", By: "tok_1"}); err != nil || !strings.Contains(patch, "TICKET-1") || !strings.Contains(patch, "tok_1") {
+			t.Errorf("%s: %v, rehearsed %s", typ, err, patch)
+		}
+	}
+}
+
 // A webhook that hangs: what it says is not known in time, and the drain goes on.
 func TestRehearsalThatHangs(t *testing.T) {
 	t.Parallel()

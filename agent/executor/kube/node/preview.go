@@ -9,13 +9,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 type clock = func() time.Time
 
 func previewed(r protocol.PreviewRequest) *protocol.Assignment {
-	return &protocol.Assignment{Operation: r.ID, Type: r.Type, TargetUID: r.TargetUID, TargetName: r.TargetName, NodeName: r.NodeName, Payload: r.Payload}
+	return &protocol.Assignment{Operation: r.ID, Type: r.Type, TargetUID: r.TargetUID, TargetName: r.TargetName, NodeName: r.NodeName, Payload: r.Payload,
+		Reason: r.Reason, Actor: operation.Actor{ID: r.By}}
 }
 
 // rightsTo asks which of the rights to change the cluster are missing: no read of a
