@@ -296,6 +296,10 @@ func (d *details) add(p *planned, now *corev1.Pod, r *reading, abrupt bool) {
 	d.Pods = append(d.Pods, o)
 }
 
+// explainFor bounds how long an outcome waits for the reasons: after a deadline there
+// is little time to tell anything.
+const explainFor = time.Second
+
 // explain says of the pods that are left why they are, as far as that is not known:
 // by the rules, as they are now.
 func (e *drainer) explain(ctx context.Context, d *details, r *reading, a *protocol.Assignment) {
@@ -303,6 +307,8 @@ func (e *drainer) explain(ctx context.Context, d *details, r *reading, a *protoc
 	if !slices.ContainsFunc(d.Pods, open) {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, explainFor)
+	defer cancel()
 	why := map[string]string{}
 	sv := &survey{pods: r.pods}
 	p, err := readPayload(a)

@@ -201,7 +201,7 @@ func TestAccount(t *testing.T) {
 			t.Errorf("%s: %q read as %+v", name, r.account(), got)
 		}
 	}
-	for _, text := range []string{"", "cordon of node n accepted", "; out of service from yesterday, 8 GPUs"} {
+	for _, text := range []string{"", "cordon of node n accepted", "; the drain counts from yesterday, 8 GPUs"} {
 		if got := readAccount(text); got != nil {
 			t.Errorf("%q read as %+v", text, got)
 		}

@@ -95,14 +95,14 @@ func (r *record) abrupt(p payload, uid types.UID) bool {
 // account is what the journal keeps of the record, in the detail of the step that
 // cordons: the record itself goes with its node.
 func (r *record) account() string {
-	s := "; out of service from " + r.Planned.UTC().Format(time.RFC3339Nano)
+	s := "; the drain counts from " + r.Planned.UTC().Format(time.RFC3339Nano)
 	if r.GPUs != nil {
 		s += fmt.Sprintf(", %d GPUs", *r.GPUs)
 	}
 	return s
 }
 
-var accounted = regexp.MustCompile(`; out of service from (\S+?)(?:, (\d+) GPUs)?$`)
+var accounted = regexp.MustCompile(`; the drain counts from (\S+?)(?:, (\d+) GPUs)?$`)
 
 // readAccount reads account back; nil: the detail holds none.
 func readAccount(detail string) *record {
