@@ -307,7 +307,11 @@ func (e *drainer) explain(ctx context.Context, d *details, r *reading, a *protoc
 	if !slices.ContainsFunc(d.Pods, open) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, explainFor)
+	within := explainFor
+	if end, bounded := ctx.Deadline(); bounded {
+		within = min(within, time.Until(end)/2)
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	why := map[string]string{}
 	sv := &survey{pods: r.pods}
