@@ -96,7 +96,7 @@ func TestUncordonTellsWhoLiftedIt(t *testing.T) {
 			closed, open := aNode("n", "u", 0), aNode("n", "u", 0)
 			closed.Spec.Unschedulable, closed.Annotations, open.Annotations = true, tc.closed, tc.open
 			if tc.manager != "" {
-				open.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: tc.manager, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:annotations":{"f:` + uncordon + `":{}}}}`)}}}
+				open.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: tc.manager, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:` + uncordon + `":{}}}}`)}}
 			}
 			w.put(t, w.nodes, closed)
 			w.told()
