@@ -188,7 +188,7 @@ func TestNotReset(t *testing.T) {
 			kept:     []node.Kept{guarded, {Pod: "serve/c", Stopping: true}},
 			message:  "the drain of its pods did not end, 2 of them are left",
 			residual: "not evicted: pod serve/a (PDB serve/a allows 0 disruptions); evicted and still there: pod serve/c; pods were evicted and the device was not reset: serve/b, serve/c"},
-		"held by what no eviction moves": {drains: true, phases: []operation.StepPhase{ok, failed, skipped, skipped}, message: "was not reset: the drain of its pods did not end; by"},
+		"held by what no eviction moves": {drains: true, phases: []operation.StepPhase{ok, failed, skipped, skipped}, message: "was not reset: it did not get past its step drain_holders; by"},
 		"drained and not reset": {drains: true, phases: []operation.StepPhase{ok, ok, failed, skipped}, kept: []node.Kept{guarded}, drained: []string{"serve/a"},
 			message: "it did not get past its step reset", residual: "pods were evicted and the device was not reset: serve/a"},
 	} {

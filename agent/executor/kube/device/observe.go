@@ -109,8 +109,6 @@ func unreset(a *protocol.Assignment, d target, kept []node.Kept) string {
 			return s + ": the drain of its pods did not end, pod " + kept[0].Pod + " is left"
 		case step.Name == "drain_holders" && len(kept) > 1:
 			return fmt.Sprintf("%s: the drain of its pods did not end, %d of them are left", s, len(kept))
-		case step.Name == "drain_holders":
-			return s + ": the drain of its pods did not end"
 		}
 		return s + ": it did not get past its step " + step.Name
 	}
