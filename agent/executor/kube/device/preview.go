@@ -39,6 +39,9 @@ func (e *devices) preview(ctx context.Context, r protocol.PreviewRequest) ([]pro
 		add(code, why)
 		return blockers, nil
 	}
+	if blockers, err = e.lacks(ctx, n, jobRights); err != nil {
+		return nil, fmt.Errorf("preview device.reset: %w", err)
+	}
 	h, err := e.host(ctx, d.node)
 	if err != nil {
 		return nil, fmt.Errorf("preview device.reset: %w", err)
@@ -78,20 +81,9 @@ func (e *devices) preview(ctx context.Context, r protocol.PreviewRequest) ([]pro
 // previewDrain tells what the drain of a device's pods would meet: what a drain of
 // the node would of them, and the rights for it that the agent's role lacks.
 func (e *devices) previewDrain(ctx context.Context, n *corev1.Node, pods []*corev1.Pod, left time.Duration) ([]protocol.Blocker, error) {
-	var list []protocol.Blocker
-	for _, right := range node.EvictRights {
-		if right.Verb != "create" { // reading meets the lack of the others
-			continue
-		}
-		read, cancel := e.c.Read(ctx)
-		has, err := e.c.Allowed(read, right.Attributes())
-		cancel()
-		if err != nil {
-			return nil, err
-		}
-		if !has {
-			list = append(list, *right.Missing("node/" + n.Name))
-		}
+	list, err := e.lacks(ctx, n, node.EvictRights)
+	if err != nil {
+		return nil, err
 	}
 	met, err := e.drains.Meet(ctx, n, pods, left)
 	if err == nil {
@@ -103,6 +95,31 @@ func (e *devices) previewDrain(ctx context.Context, n *corev1.Node, pods []*core
 		return nil, err
 	case len(list) == 0: // else the same, asked in another way
 		list = append(list, *denied)
+	}
+	return list, nil
+}
+
+// lacks asks which of the rights to make something are missing: no read of a preview
+// would meet that.
+func (e *devices) lacks(ctx context.Context, n *corev1.Node, rights []cluster.Right) ([]protocol.Blocker, error) {
+	list := []protocol.Blocker{}
+	for _, right := range rights {
+		if right.Verb != "create" {
+			continue
+		}
+		what := right.Attributes()
+		if right.Namespace == cluster.OwnNamespace {
+			what.Namespace = e.c.Namespace
+		}
+		read, cancel := e.c.Read(ctx)
+		has, err := e.c.Allowed(read, what)
+		cancel()
+		if err != nil {
+			return nil, err
+		}
+		if !has {
+			list = append(list, *right.Missing("node/" + n.Name))
+		}
 	}
 	return list, nil
 }

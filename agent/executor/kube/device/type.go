@@ -84,12 +84,16 @@ func (c Config) check() (Config, error) {
 	return c, nil
 }
 
-// Rights are what the type needs of the agent's role, no more.
-var Rights = slices.Concat([]cluster.Right{
+// jobRights are what asking the host needs of the agent's role.
+var jobRights = []cluster.Right{
 	{Verb: "create", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to look at, reset and check a device on its node"},
 	{Verb: "list", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to find the reset that an earlier lease began"},
 	{Verb: "get", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to tell whose Job has the name"},
 	{Verb: "delete", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to take away a Job that cannot start, before it starts late"},
+}
+
+// Rights are what the type needs of the agent's role, no more.
+var Rights = slices.Concat(jobRights, []cluster.Right{
 	{Verb: "get", Resource: "nodes", Why: "to tell a Job that does not start from a node that is gone"},
 	{Verb: "list", Resource: "pods", Why: "to read a Job's answer, and to find the pods that hold a device"},
 	{Verb: "watch", Resource: "pods", Why: "to see a Job answer, and the pods that hold a device stop"},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -143,5 +144,26 @@ func TestDrainThatNeverEnds(t *testing.T) {
 	}
 	if n := b.resets(); n != 0 {
 		t.Errorf("%d resets", n)
+	}
+}
+
+// TestPreviewNamesMissingRights: of what a reset makes, and what its drain does.
+func TestPreviewNamesMissingRights(t *testing.T) {
+	t.Parallel()
+	b := setup(t, benchOptions{rights: slices.DeleteFunc(slices.Clone(Rights), func(r cluster.Right) bool { return r.Verb == "create" })})
+	ns := b.r.Namespace()
+	b.r.Deployment(ns, "decode", 1, kuberig.OnNode(b.node))
+	b.reported(b.r.Pods(ns, "decode")...)
+	for payload, want := range map[string][]string{`{}`: {"create jobs.batch", "holder"}, `{"drain":true}`: {"create jobs.batch", "create pods/eviction"}} {
+		got, err := b.typ.Preview(t.Context(), protocol.PreviewRequest{Type: "device.reset", TargetUID: testUUID, NodeName: b.node, Payload: json.RawMessage(payload)})
+		if err != nil || len(got) != len(want) {
+			t.Errorf("%s: %+v, %v", payload, got, err)
+			continue
+		}
+		for i, w := range want {
+			if text := got[i].Code + " " + got[i].Detail; !strings.Contains(text, w) {
+				t.Errorf("%s: %q, want %q", payload, text, w)
+			}
+		}
 	}
 }
