@@ -197,9 +197,9 @@ func (h heard) silent(verb string) executor.Outcome {
 		o := executor.Permanent(h.code, h.why)
 		o.ActionText = "make room for one more pod on the node, then reset again"
 		return o
-	case h.code == "node_unreachable":
+	case h.code == codeUnreachable:
 		o := executor.Permanent(h.code, h.why)
-		o.ActionText = "bring the node back, then reset again"
+		o.ActionText = nodeAction
 		return o
 	}
 	code := h.code

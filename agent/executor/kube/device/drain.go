@@ -75,16 +75,16 @@ func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) 
 
 // evict evicts pods until each is gone by UID.
 func (e *devices) evict(ctx context.Context, t *executor.Task, d target, chosen *node.Chosen, pods []*corev1.Pod) *executor.Outcome {
-	n, code, why, err := e.readNode(ctx, d.node)
-	o := executor.Permanent(code, why)
+	n, away, err := e.readNode(ctx, d.node)
 	switch {
 	case err != nil:
-		o = cluster.Broken(err)
+		o := cluster.Broken(err)
 		return &o
-	case code != "":
+	case away != nil:
+		o := e.without(t, d, away, false)
 		return &o
 	}
-	o = chosen.Evict(ctx, t, n, pods)
+	o := chosen.Evict(ctx, t, n, pods)
 	e.note(t.Assignment, func(out *outcome) {
 		for _, name := range chosen.Taken() {
 			if !slices.Contains(out.drained, name) {

@@ -360,7 +360,9 @@ func TestNodeReplaced(t *testing.T) {
 func TestNodeDies(t *testing.T) {
 	t.Parallel()
 	r := kuberig.Start(t, kuberig.Options{NodeGrace: 4 * time.Second})
-	b := setup(t, benchOptions{rig: r, config: func(c *Config) { c.LookTimeout, c.ResetTimeout = 8*time.Second, time.Second }})
+	b := setup(t, benchOptions{rig: r, config: func(c *Config) {
+		c.LookTimeout, c.ResetTimeout, c.NodePatience = 8*time.Second, time.Second, time.Nanosecond
+	}})
 	task, tell := b.task("reset", "op_dead", 1, 1, `{}`, nil)
 	_, outcome := b.begin(task)
 	b.jobPod(report.VerbReset)

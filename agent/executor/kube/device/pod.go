@@ -42,7 +42,7 @@ func failureCode(p *corev1.Pod) string {
 	case strings.HasPrefix(r, "OutOf") || r == "UnexpectedAdmissionError" || r == "NodeAffinity":
 		return "unschedulable"
 	case r == "NodeLost":
-		return "node_unreachable"
+		return codeUnreachable
 	}
 	return "job_failed"
 }

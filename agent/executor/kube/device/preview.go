@@ -31,12 +31,12 @@ func (e *devices) preview(ctx context.Context, r protocol.PreviewRequest) ([]pro
 		add(code, why)
 		return blockers, nil
 	}
-	n, code, why, err := e.readNode(ctx, d.node)
+	n, away, err := e.readNode(ctx, d.node)
 	if err != nil {
 		return nil, fmt.Errorf("preview device.reset: %w", err)
 	}
-	if code != "" {
-		add(code, why)
+	if away != nil {
+		add(away.code, away.why)
 		return blockers, nil
 	}
 	if blockers, err = e.lacks(ctx, n, jobRights); err != nil {

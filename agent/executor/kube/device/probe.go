@@ -108,14 +108,14 @@ func (e *devices) probeMark(ctx context.Context, t *executor.Task, d target, res
 			return e.marked(t, h.answer, len(resets))
 		}
 	}
-	code, why, err := e.nodeState(ctx, d.node)
+	away, err := e.nodeState(ctx, d.node)
 	switch {
 	case err != nil:
 		return cluster.Unread(err)
-	case code == report.CodeGone:
-		return executor.Unknown(code, why+": what became of the reset cannot be read any more")
-	case code != "":
-		return executor.Unknown(code, why)
+	case away != nil && away.code == report.CodeGone:
+		return executor.Unknown(away.code, away.why+": what became of the reset cannot be read any more")
+	case away != nil:
+		return executor.Unknown(away.code, away.why)
 	}
 	if owed == nil {
 		job := e.job(t, d, report.VerbMark, looking(cluster.MarkOf(t), report.VerbMark))

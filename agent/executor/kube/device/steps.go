@@ -38,15 +38,16 @@ func (e *devices) look(ctx context.Context, t *executor.Task, d target, verb str
 		o := executor.Waiting(s, "the host was not asked")
 		return nil, &o
 	}
-	code, why, err := e.nodeState(ctx, d.node)
+	away, err := e.nodeState(ctx, d.node)
 	if err != nil {
 		o := cluster.Broken(err)
 		return nil, &o
 	}
-	if code != "" {
-		o := executor.Permanent(code, why)
+	if away != nil {
+		o := e.without(t, d, away, verb == report.VerbVerify)
 		return nil, &o
 	}
+	blocked(t) // what an earlier try waited for
 	name := looking(cluster.MarkOf(t), verb)
 	h, stop := e.ask(ctx, t, d, verb, name)
 	if stop != nil {
@@ -118,18 +119,20 @@ func (e *devices) preflight(ctx context.Context, t *executor.Task, d target) exe
 // foresee tells what the drain of a device's pods will meet, as a dry run does; nil:
 // nothing that no eviction of them gets past.
 func (e *devices) foresee(ctx context.Context, t *executor.Task, d target, pods []*corev1.Pod) *executor.Outcome {
-	n, code, why, err := e.readNode(ctx, d.node)
+	n, away, err := e.readNode(ctx, d.node)
 	var met node.Met
-	if err == nil && code == "" {
+	if err == nil && away == nil {
 		met, err = e.drains.Meet(ctx, n, pods, t.Remaining())
-		code, why = met.Code, met.Why
 	}
 	switch {
 	case err != nil:
 		o := cluster.Broken(err)
 		return &o
-	case code != "":
-		o := again(executor.Permanent(code, why))
+	case away != nil:
+		o := e.without(t, d, away, false)
+		return &o
+	case met.Code != "":
+		o := again(executor.Permanent(met.Code, met.Why))
 		return &o
 	}
 	blocked(t, met.Blockers...)
@@ -171,7 +174,7 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 	if ctx.Err() != nil { // a cancel does not stop this step
 		return executor.Waiting("interrupted", "the reset was not begun")
 	}
-	code, why, err := e.nodeState(ctx, d.node)
+	away, err := e.nodeState(ctx, d.node)
 	if err != nil { // nothing was begun: that costs no attempt, and the deadline bounds it
 		o := cluster.Broken(err)
 		if o.Class == operation.OutcomeTransient {
@@ -179,8 +182,8 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 		}
 		return o
 	}
-	if code != "" {
-		return executor.Permanent(code, why)
+	if away != nil {
+		return e.without(t, d, away, false)
 	}
 	name := resetting(t)
 	t.Progress(0, 1, "devices", "resetting GPU "+d.uuid)

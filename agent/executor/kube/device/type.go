@@ -28,6 +28,7 @@ const (
 	DefaultResetTimeout = 2 * time.Minute
 	DefaultLookTimeout  = 2 * time.Minute
 	DefaultPullPatience = 75 * time.Second // the kubelet's first four tries
+	DefaultNodePatience = 2 * time.Minute  // kubelets are back within some 10 s of an API server
 )
 
 // Config says how the Jobs on the nodes run.
@@ -63,6 +64,11 @@ type Config struct {
 	// does: the kubelet tries again after 10 s, 20 s, 40 s, …
 	// https://kubernetes.io/docs/concepts/containers/images/#imagepullbackoff
 	PullPatience time.Duration
+	// NodePatience is how long a node may have been unreachable before a step that
+	// has begun nothing fails: nodes are so for a moment after the API server was away
+	// for longer than they are given to report. What proves a reset waits for its node
+	// to the deadline.
+	NodePatience time.Duration
 }
 
 // check fills in the defaults and refuses what cannot work.
@@ -70,6 +76,7 @@ func (c Config) check() (Config, error) {
 	c.State = cmp.Or(c.State, DefaultState)
 	c.ResetTimeout, c.LookTimeout = cmp.Or(c.ResetTimeout, DefaultResetTimeout), cmp.Or(c.LookTimeout, DefaultLookTimeout)
 	c.PullPatience = cmp.Or(c.PullPatience, DefaultPullPatience)
+	c.NodePatience = cmp.Or(c.NodePatience, DefaultNodePatience)
 	if len(c.Command) == 0 {
 		c.Command = []string{"/opsplane-host"}
 	}
@@ -230,28 +237,60 @@ func (e *devices) note(a *protocol.Assignment, f func(o *outcome)) {
 	f(o)
 }
 
-// nodeState reads the device's node: a code when no Job can run there.
-func (e *devices) nodeState(ctx context.Context, name string) (code, why string, err error) {
-	_, code, why, err = e.readNode(ctx, name)
-	return code, why, err
+// absence is why no Job can run on a device's node.
+type absence struct {
+	code, why string
+	since     time.Time // of an unreachable node; zero: it is gone
 }
 
-func (e *devices) readNode(ctx context.Context, name string) (n *corev1.Node, code, why string, err error) {
+// nodeState reads the device's node; nil: Jobs can run there.
+func (e *devices) nodeState(ctx context.Context, name string) (*absence, error) {
+	_, away, err := e.readNode(ctx, name)
+	return away, err
+}
+
+func (e *devices) readNode(ctx context.Context, name string) (*corev1.Node, *absence, error) {
 	ctx, cancel := e.c.Read(ctx)
 	defer cancel()
-	n, err = e.c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	n, err := e.c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil, report.CodeGone, fmt.Sprintf("node %s is gone, and its devices with it", name), nil
+		return nil, &absence{code: report.CodeGone, why: fmt.Sprintf("node %s is gone, and its devices with it", name)}, nil
 	}
 	if err != nil {
-		return nil, "", "", err
+		return nil, nil, err
 	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown {
-			return n, "node_unreachable", fmt.Sprintf("node %s is unreachable since %s: nothing can run there", name, c.LastTransitionTime.UTC().Format(time.RFC3339)), nil
+			since := c.LastTransitionTime.UTC()
+			return n, &absence{codeUnreachable, fmt.Sprintf("node %s is unreachable since %s: nothing can run there", name, since.Format(time.RFC3339)), since}, nil
 		}
 	}
-	return n, "", "", nil
+	return n, nil, nil
+}
+
+// codeUnreachable: the kubelet of the device's node does not report.
+const (
+	codeUnreachable = "node_unreachable"
+	nodeAction      = "bring the node back, then reset again"
+)
+
+// without is the outcome of a step that needs the device's node and has begun
+// nothing: for a while after it was lost it waits for the node, to the deadline where
+// patient.
+func (e *devices) without(t *executor.Task, d target, away *absence, patient bool) executor.Outcome {
+	if away.since.IsZero() || !patient && e.c.Now().Sub(away.since) > e.cfg.NodePatience {
+		o := executor.Permanent(away.code, away.why)
+		if away.code == codeUnreachable {
+			o.ActionText = nodeAction
+		}
+		return o
+	}
+	if t.Blocked != nil {
+		t.Blocked([]protocol.Blocker{{Code: away.code, Resource: "node/" + d.node, Detail: away.why}})
+	}
+	o := executor.Waiting(away.code, "waiting for the node: "+away.why)
+	o.After = lookAgain
+	return o
 }
 
 // blocked shows one thing that stands in the way, or none.

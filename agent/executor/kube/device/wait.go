@@ -34,7 +34,7 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 	defer w.forgive()
 	look := time.NewTicker(nodeLook)
 	defer look.Stop()
-	var looked <-chan [2]string // how the node is; nil: it is not looked at
+	var looked <-chan glimpse // how the node is; nil: it is not looked at
 	defer e.c.Pulse.Listen()()
 	for {
 		pods, changed := watched.look()
@@ -59,11 +59,9 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 			if looked == nil && away == nil {
 				looked = w.node(under)
 			}
-		case state := <-looked:
+		case g := <-looked:
 			looked = nil
-			if code, why := state[0], state[1]; code != "" {
-				w.block(code, why)
-			}
+			end = w.seen(g)
 		case <-late.C:
 			end = &heard{stopped: "late", ran: w.mayRun(), code: w.code, why: fmt.Sprintf("job %s did not answer in its time: %s", job.Name, w.why)}
 		case <-cancelled:
@@ -145,18 +143,35 @@ func (w *waiting) forgive() {
 	w.pulling, w.failing = nil, false
 }
 
+// glimpse is what a look at the node told: why nothing runs there, nil: it may.
+type glimpse struct {
+	away *absence
+	err  error
+}
+
 // node looks whether the node answers, beside the wait: where it does not, its pods
-// are frozen as they were. What comes is a code and why, empty if it does.
-func (w *waiting) node(ctx context.Context) <-chan [2]string {
-	state := make(chan [2]string, 1)
+// are frozen as they were.
+func (w *waiting) node(ctx context.Context) <-chan glimpse {
+	state := make(chan glimpse, 1)
 	go func() {
-		code, why, err := w.e.nodeState(ctx, w.d.node)
-		if err != nil {
-			code = ""
-		}
-		state <- [2]string{code, why}
+		away, err := w.e.nodeState(ctx, w.d.node)
+		state <- glimpse{away, err}
 	}()
 	return state
+}
+
+// seen judges a look at the node; nil: go on waiting.
+func (w *waiting) seen(g glimpse) *heard {
+	switch {
+	case g.err != nil: // nobody can say
+	case g.away != nil:
+		w.block(g.away.code, g.away.why)
+	case w.code == codeUnreachable: // it is back
+		w.code, w.why = "", ""
+		blocked(w.t)
+		return w.see(w.last)
+	}
+	return nil
 }
 
 // mayRun tells whether the Job's container may have been started.
@@ -206,7 +221,7 @@ func (w *waiting) see(s seenPod) *heard {
 		return nil
 	}
 	w.forgive()
-	if started(p) && w.code != "node_unreachable" && !w.deaf {
+	if started(p) && w.code != codeUnreachable && !w.deaf {
 		w.code, w.why = "", ""
 		blocked(w.t)
 	}
