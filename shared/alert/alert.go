@@ -177,11 +177,11 @@ const (
 	TypeResolved = "alert.resolved"
 	TypeFolded   = "alert.groups_folded"
 	// TypeSilenced and TypeUnsilenced: a silence began for an alert that fires, or
-	// is in force no more. The latter is followed by a TypeFiring.
+	// is in force no more. The latter is followed by a TypeFiring, or TypeFlapping.
 	TypeSilenced   = "alert.silenced"
 	TypeUnsilenced = "alert.unsilenced"
 	// TypeInhibited: an alert that keeps this one from being told began to fire after
-	// it, or is another one now. When it is over a TypeFiring follows.
+	// it, or is another one now. When it is over a TypeFiring follows, or TypeFlapping.
 	TypeInhibited = "alert.inhibited"
 )
 

@@ -63,15 +63,20 @@ func (g *Group) sameGroups(c *Compiled) bool {
 // reshow gives an open alert its rule's face, and tells it under that: as firing
 // once more, for those who listen to its severity and labels only now.
 func (s *Stream) reshow(c *Compiled, g *Group, clock int64) {
-	f, kind := c.face(), TypeFiring
+	f := c.face()
 	g.Alert.Face = &f
+	s.tell(c, g, []effect{{kind: g.told(), state: g.Alert.State, reason: ReasonChanged, clock: clock}})
+}
+
+// told is the kind of transition that tells how an open alert stands.
+func (g *Group) told() string {
 	switch {
 	case g.Alert.State == Pending:
-		kind = TypePending
+		return TypePending
 	case g.Flapping:
-		kind = TypeFlapping
+		return TypeFlapping
 	}
-	s.tell(c, g, []effect{{kind: kind, state: g.Alert.State, reason: ReasonChanged, clock: clock}})
+	return TypeFiring
 }
 
 // keep takes an open alert over to its changed rule: as firing, until the rule's

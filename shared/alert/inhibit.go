@@ -43,16 +43,17 @@ func (s *Stream) hold(c *Compiled, clock int64) {
 }
 
 // reinhibit looks anew at what keeps an alert that fires from being told, and tells
-// when that is something, something else, or nothing any more.
+// when that is something, something else, or nothing any more. One that flaps, and was
+// told so, is told no more until it is steady: then it is looked at.
 func (s *Stream) reinhibit(c *Compiled, g *Group, clock int64) {
 	a := g.Alert
-	if a == nil || a.State != Firing {
+	if a == nil || a.State != Firing || g.Flapping && a.InhibitedBy == "" {
 		return
 	}
 	switch by := s.inhibitor(c, g); by {
 	case a.InhibitedBy:
 	case "":
-		s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonUnmuted, clock: clock}})
+		s.tell(c, g, []effect{{kind: g.told(), state: Firing, reason: ReasonUnmuted, clock: clock}})
 	default:
 		s.tell(c, g, []effect{{kind: TypeInhibited, state: Firing, reason: ReasonInhibited, clock: clock}})
 	}

@@ -72,7 +72,7 @@ func (s *Stream) mute(c *Compiled, g *Group, x effect) {
 
 // remind looks anew at the silences of an open alert. Of one that fires is told
 // that a silence began for it, or that none is in force any more: then, too, that it
-// fires.
+// fires, or flaps.
 func (s *Stream) remind(c *Compiled, g *Group, at int64) {
 	v := s.view(c, g)
 	was := g.Alert.SilencedBy
@@ -85,7 +85,7 @@ func (s *Stream) remind(c *Compiled, g *Group, at int64) {
 	default:
 		s.tell(c, g, []effect{
 			{kind: TypeUnsilenced, state: Firing, reason: ReasonUnsilence, clock: at, silence: was},
-			{kind: TypeFiring, state: Firing, reason: ReasonUnsilence, clock: at},
+			{kind: g.told(), state: Firing, reason: ReasonUnsilence, clock: at},
 		})
 	}
 }

@@ -162,7 +162,7 @@ func silencing(lines []line, cuts []cut, group string, until int64) []line {
 		return slices.ContainsFunc(cuts, func(c cut) bool { return c.ruled && at > c.until && at <= c.clock })
 	})
 	var out []line
-	firing, silenced := false, ""
+	firing, told, silenced := false, "", ""
 	look := func(to int64) {
 		for ; len(looks) > 0 && looks[0] < to; looks = looks[1:] {
 			at := looks[0]
@@ -172,7 +172,7 @@ func silencing(lines []line, cuts []cut, group string, until int64) []line {
 				out = append(out, line{at: at, text: "silenced " + alert.ReasonSilenced})
 				silenced = is
 			default:
-				out = append(out, line{at: at, text: "unsilenced " + alert.ReasonUnsilence}, line{at: at, text: "firing " + alert.ReasonUnsilence})
+				out = append(out, line{at: at, text: "unsilenced " + alert.ReasonUnsilence}, line{at: at, text: told + " " + alert.ReasonUnsilence})
 				silenced = is
 			}
 		}
@@ -180,7 +180,8 @@ func silencing(lines []line, cuts []cut, group string, until int64) []line {
 	for _, l := range lines {
 		look(l.at)
 		out = append(out, l)
-		firing, silenced = l.kind() == "firing" || l.kind() == "flapping", best(l.at)
+		told = l.kind()
+		firing, silenced = told == "firing" || told == "flapping", best(l.at)
 	}
 	look(until + 1)
 	return out

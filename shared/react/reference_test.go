@@ -293,13 +293,14 @@ func tellings(r *alert.Rule, changes []change, until int64) []line {
 
 // inhibiting lays over what is told of a group what the alerts of its inhibitor, one
 // for each name, keep from being told: an asterisk stands for that, and that it begins
-// or ends for an alert that fires is a line of its own.
+// or ends for an alert that fires is a line of its own; but what flaps, and was told
+// so, is told no more until it is steady.
 func inhibiting(r *alert.Rule, lines []line, group string, events []event.Event, clock map[int64]int64) []line {
 	if len(r.InhibitedBy) == 0 {
 		return lines
 	}
 	var out []line
-	over, by, firing := map[string]bool{}, "", false
+	over, by, firing, flapping := map[string]bool{}, "", false, false
 	choose := func() string {
 		for _, name := range []string{by, "a", "b"} { // who does so already goes on
 			if over[name] && (len(r.InhibitedBy[0].Equal) == 0 || name == group) {
@@ -320,12 +321,17 @@ func inhibiting(r *alert.Rule, lines []line, group string, events []event.Event,
 			if e.Type == "x.over" || e.Type == "x.under" {
 				over[e.Subject.Name] = e.Type == "x.over"
 			}
-			if is := choose(); firing && is != by {
-				if by = is; by == "" {
-					tell(clock[e.Sequence], "firing "+alert.ReasonUnmuted)
-				} else {
-					tell(clock[e.Sequence], "inhibited "+alert.ReasonInhibited)
-				}
+			is := choose()
+			if !firing || is == by || flapping && by == "" {
+				continue
+			}
+			switch by = is; {
+			case by != "":
+				tell(clock[e.Sequence], "inhibited "+alert.ReasonInhibited)
+			case flapping:
+				tell(clock[e.Sequence], "flapping "+alert.ReasonUnmuted)
+			default:
+				tell(clock[e.Sequence], "firing "+alert.ReasonUnmuted)
 			}
 		}
 	}
@@ -333,11 +339,11 @@ func inhibiting(r *alert.Rule, lines []line, group string, events []event.Event,
 		look(func(at, seq int64) bool { return at < l.at || at == l.at && seq < l.seq })
 		switch l.kind() {
 		case "firing", "flapping":
-			firing, by = true, choose()
+			firing, flapping, by = true, l.kind() == "flapping", choose()
 			tell(l.at, l.text)
 		default:
 			tell(l.at, l.text)
-			firing, by = false, ""
+			firing, flapping, by = false, false, ""
 		}
 	}
 	look(func(int64, int64) bool { return true })
