@@ -62,8 +62,12 @@ type Chooser struct {
 	Matchers []Match
 }
 
-// LeftBehind tells what still names a rule that is not there any more.
+// LeftBehind tells what still names a rule that is not there any more; nothing where
+// there is one of the name, such as one that ships and whose override was taken back.
 func LeftBehind(name string, all []*Rule, choosers []Chooser) []string {
+	if slices.ContainsFunc(all, func(r *Rule) bool { return r.Name == name }) {
+		return nil
+	}
 	var out []string
 	if by := dependents(name, all); len(by) > 0 {
 		out = append(out, fmt.Sprintf("inhibited_by of %s names %s: it inhibits nothing any more", some(by), name))
@@ -97,6 +101,11 @@ func some(names []string) string {
 func MatchersWithout(ms []Match, all []*Rule) []string {
 	var out []string
 	for _, m := range ms {
+		known := slices.ContainsFunc(all, m.known)
+		if !known && m.holdsForNothing() { // a slip here matches all, not nothing
+			out = append(out, fmt.Sprintf("no rule that there is has %s: %s %q holds for every alert", m.Field, m.Op, m.Value))
+			continue
+		}
 		if slices.ContainsFunc(all, m.allows) {
 			continue
 		}
@@ -118,6 +127,48 @@ func MatchersWithout(ms []Match, all []*Rule) []string {
 		out = append(out, "no rule that there is makes an alert for which all of the matchers hold")
 	}
 	return out
+}
+
+// MatchersOfNothing tells that matchers, all of which are of labels and of keys of
+// groups, hold for alerts that have none of these, too. An Alertmanager refuses such a
+// silence: https://prometheus.io/docs/alerting/latest/alertmanager/#silences.
+func MatchersOfNothing(ms []Match, all []*Rule) []string {
+	if slices.ContainsFunc(ms, func(m Match) bool { return !m.holdsForNothing() }) {
+		return nil
+	}
+	n := 0
+	for _, r := range all {
+		if !slices.ContainsFunc(ms, func(m Match) bool { return m.known(r) }) {
+			n++
+		}
+	}
+	if n == 0 || n == len(all) { // none, or each matcher is told of by MatchersWithout
+		return nil
+	}
+	return []string{fmt.Sprintf("it holds for alerts that have none of what the matchers name, too: those of %d of the %d rules that there are", n, len(all))}
+}
+
+// known tells whether alerts of the rule have what the matcher is of: each has a
+// rule, a severity and a cluster.
+func (m Match) known(r *Rule) bool {
+	if k, ok := strings.CutPrefix(m.Field, "group."); ok {
+		_, has := r.GroupBy[k]
+		return has
+	}
+	if k, ok := strings.CutPrefix(m.Field, "labels."); ok {
+		_, has := r.Labels[k]
+		return has
+	}
+	return true
+}
+
+// holdsForNothing tells whether the matcher is of a label or of a key of groups, and
+// holds for alerts that do not have it.
+func (m Match) holdsForNothing() bool {
+	if !strings.HasPrefix(m.Field, "group.") && !strings.HasPrefix(m.Field, "labels.") {
+		return false
+	}
+	return m.allows(&Rule{})
 }
 
 // allows tells whether the matcher may hold for an alert of the rule: of a key of its

@@ -65,6 +65,8 @@ func TestWarningsOfWhatNamesARule(t *testing.T) {
 	off := p.do("admin", "PUT", "/v1/rules/fatal-xid/override", `{"enabled":false}`).want(200)
 	off.warns("disabled, and named in inhibited_by of device-degraded")
 	p.do("viewer", "GET", "/v1/rules/device-degraded", nil).want(200).warns("names rule fatal-xid, which is disabled")
+	p.do("admin", "DELETE", "/v1/rules/fatal-xid", nil).want(204) // the override is taken back: the rule stays, and inhibits
+	p.do("viewer", "GET", "/v1/rules/device-degraded", nil).want(200).warns()
 	test := p.do("viewer", "POST", "/v1/rules/test", "rule:\n  "+strings.ReplaceAll(strings.TrimSpace(low), "\n", "\n  "), yaml).want(200)
 	test.warns("names rule higher, which there is not")
 }
@@ -90,15 +92,18 @@ func TestMatchersOfNothing(t *testing.T) {
 	silence(one("group.devcie", "=", "x")).want(201).warns(`has group.devcie = "x"`)
 	silence(one("labels.team", "=", "x")).want(201).warns(`has labels.team = "x"`)
 	silence(one("rule", "=", "fatal-xid"), one("severity", "=", "warning")).want(201).warns("no rule that there is makes an alert for which all")
-	silence(one("group.devcie", "=", "")).want(201).warns()
-	silence(one("labels.team", "!=", "x")).want(201).warns()
+	silence(one("group.devcie", "=", "")).want(201).warns(`no rule that there is has group.devcie: = "" holds for every alert`)
+	silence(one("labels.team", "!=", "x")).want(201).warns("no rule that there is has labels.team")
+	silence(one("labels.team", "=~", "x?"), one("severity", "=", "critical")).want(201).warns("no rule that there is has labels.team")
+	silence(one("group.device", "=~", ".*")).want(201).warns("holds for alerts that have none of what the matchers name")
+	silence(one("group.device", "=", ""), one("rule", "!=", "fatal-xid")).want(201).warns()
 	silence(one("rule", "=~", "fatal-.*"), one("severity", "=", "critical"), one("group.device", "=~", "dev_.*")).want(201).warns()
 	made := p.do("viewer", "GET", "/v1/silences", nil).want(200).items()
 	n := 0
 	for _, x := range made {
 		n += len(x["warnings"].([]any))
 	}
-	if n != 6 {
+	if n != 10 {
 		t.Errorf("the list has %d warnings", n)
 	}
 	p.do("admin", "POST", "/v1/rules", `{"name":"fatal-xidd","on":["node.left"]}`).want(201)

@@ -64,6 +64,7 @@ func (a *API) viewSilence(s alert.Silence, rules []*alert.Rule) silenceView {
 	}
 	if v.State != "expired" {
 		v.Warnings = append(v.Warnings, alert.MatchersWithout(s.Matchers, rules)...)
+		v.Warnings = append(v.Warnings, alert.MatchersOfNothing(s.Matchers, rules)...)
 	}
 	return v
 }
