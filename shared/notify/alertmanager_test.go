@@ -88,13 +88,18 @@ func (f *fake) take(r *http.Request, body []byte) error {
 			refused = fmt.Errorf("refused")
 			continue
 		}
-		var id []string
-		for _, k := range slices.Sorted(maps.Keys(a.Labels)) {
-			id = append(id, k+"="+a.Labels[k])
-		}
-		f.alerts[strings.Join(id, ",")] = a
+		f.alerts[labelsKey(a.Labels)] = a
 	}
 	return refused
+}
+
+// labelsKey is what an Alertmanager tells alerts apart by.
+func labelsKey(labels map[string]string) string {
+	var id []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		id = append(id, k+"="+labels[k])
+	}
+	return strings.Join(id, ",")
 }
 
 // firing are the alerts that have not ended at the time.

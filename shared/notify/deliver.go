@@ -126,6 +126,11 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 		}
 		return false, s.leave(ctx, h, next)
 	}
+	if r.Kind == KindAlertmanager {
+		if more, err := s.adopt(ctx, r, due, now); more || err != nil {
+			return more, err
+		}
+	}
 	sum, err := s.send(ctx, r, due)
 	if err != nil || ctx.Err() != nil {
 		return false, err

@@ -25,7 +25,11 @@ func (s *Service) prefetch(ctx context.Context, pairs []pair) (*draft, error) {
 	b := &draft{items: map[ledger.Key]*ledger.Item{}, lanes: map[string]bool{}}
 	var keys []ledger.Key
 	for _, p := range pairs {
-		for _, k := range []ledger.Key{record.LaneKey(p.r.ID), keyOf(&p), record.ToldOfKey(p.r.ID, p.a.ID)} {
+		reads := []ledger.Key{record.LaneKey(p.r.ID), keyOf(&p), record.ToldOfKey(p.r.ID, p.a.ID)}
+		if p.r.Kind == KindAlertmanager {
+			reads = append(reads, earlyKey(&p))
+		}
+		for _, k := range reads {
 			if !slices.Contains(keys, k) {
 				keys = append(keys, k)
 			}

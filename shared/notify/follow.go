@@ -14,10 +14,11 @@ import (
 
 const (
 	readBatch = 500
-	// pairsAtOnce bounds the events times receivers of one commit: up to eight
-	// writes each (two deliveries, two pointers of each, a mark and a lane), the
-	// position and the mark stay below what a commit takes.
-	pairsAtOnce = 12
+	// pairsAtOnce bounds the events times receivers of one commit: up to ten
+	// writes each (two deliveries, two pointers of each, a mark, a lane, and an early
+	// delivery with its pointer), the position and the mark stay below what a commit
+	// takes.
+	pairsAtOnce = 9
 	// saveEvery is how many events may pass that tell nothing before the position
 	// is kept.
 	saveEvery = 2000

@@ -31,11 +31,15 @@ func (s *Service) toldBy(ctx context.Context, mark ledger.Item) string {
 // pushed is what an Alertmanager knows of the pair's alert, or nil: that it fires,
 // under the labels that it was told with.
 func (s *Service) pushed(ctx context.Context, b *draft, p *pair, now time.Time) *Delivery {
+	early := s.takeOver(ctx, b, p)
 	mark, ok := b.get(record.ToldOfKey(p.r.ID, p.a.ID))
 	if !ok {
-		return nil
+		return early
 	}
 	id := s.toldBy(ctx, mark)
+	if early != nil && early.ID != id { // it was told under other labels since
+		s.end(b, p, early, p.e.Timestamp, now)
+	}
 	key := record.DeliveryKey(p.r.ID, id)
 	it, ok := b.get(key)
 	if !ok {
@@ -79,6 +83,9 @@ func (s *Service) pushes(ctx context.Context, b *draft, p *pair, now time.Time) 
 	}
 	d := newDelivery(id, p.r, p.e, p.a, now)
 	d.Push = push
+	if known != nil && known.ID == id {
+		d.CreatedAt = known.CreatedAt
+	}
 	was := &Delivery{}
 	if it, ok := b.get(record.DeliveryKey(p.r.ID, id)); ok {
 		var err error
@@ -107,18 +114,25 @@ func (s *Service) end(b *draft, p *pair, known *Delivery, at, now time.Time) {
 	b.put(known, d)
 }
 
-// readPushed reads, too, the deliveries that marks of the pairs name.
+// readPushed reads, too, the deliveries that marks of the pairs name, and those of the
+// labels that early ones have.
 func (s *Service) readPushed(ctx context.Context, b *draft, pairs []pair) error {
 	var keys []ledger.Key
-	for _, p := range pairs {
-		mark, ok := b.read[record.ToldOfKey(p.r.ID, p.a.ID)]
-		if !ok || p.r.Kind != KindAlertmanager {
-			continue
-		}
-		id := s.toldBy(ctx, mark)
-		key := record.DeliveryKey(p.r.ID, id)
+	add := func(receiver, id string) {
+		key := record.DeliveryKey(receiver, id)
 		if _, is := b.read[key]; id != "" && !is && !slices.Contains(keys, key) {
 			keys = append(keys, key)
+		}
+	}
+	for _, p := range pairs {
+		if p.r.Kind != KindAlertmanager {
+			continue
+		}
+		if mark, ok := b.read[record.ToldOfKey(p.r.ID, p.a.ID)]; ok {
+			add(p.r.ID, s.toldBy(ctx, mark))
+		}
+		if d := s.early(ctx, b, &p); d != nil {
+			add(p.r.ID, pushID(p.r.ID, d.Push.Labels))
 		}
 	}
 	return s.readMore(ctx, b, keys)

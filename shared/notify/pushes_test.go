@@ -150,7 +150,7 @@ func (f *fake) severities(at time.Time) (out []string) {
 // which have yet to be told of those before, is told in commits of fewer.
 func TestManyAlertmanagers(t *testing.T) {
 	t.Parallel()
-	const many = 24 // two commits
+	const many = 24 // more than a commit
 	p := setup(t)
 	am := newFake(t, p)
 	am.breaks(true)
