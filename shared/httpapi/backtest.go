@@ -73,6 +73,10 @@ func (a *API) testRule(ctx context.Context, rq *request, _ *struct{ RawBody []by
 	if b.Streams, err = a.streamsSeen(ctx, rq); err != nil {
 		return nil, err
 	}
+	b.Sees = func(r react.Rule) bool {
+		_, sees := rq.seesRule(r)
+		return sees
+	}
 	end, err := a.beginTest()
 	if err != nil {
 		return nil, err

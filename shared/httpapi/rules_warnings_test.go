@@ -114,6 +114,26 @@ func TestMatchersOfNothing(t *testing.T) {
 	}
 }
 
+// A test by who is confined to clusters tells nothing of rules for others: neither that
+// they inhibit, nor in what circle they are.
+func TestRulesThatATestDoesNotShow(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.do("admin", "POST", "/v1/rules", m{"name": "ours", "on": []string{"node.left"}}).want(201)
+	p.do("admin", "POST", "/v1/rules", m{"name": "secret-west", "on": []string{"node.left"}, "clusters": []string{p.other.ID}, "inhibited_by": []m{{"rule": "ours"}}}).want(201)
+	mine := m{"name": "mine", "on": []string{"node.left"}, "inhibited_by": []m{{"rule": "secret-west"}}}
+	a := p.do("scoped", "POST", "/v1/rules/test", m{"rule": mine}).want(200).warns("which there is not")
+	if a.j["inhibitors"] != nil {
+		t.Errorf("inhibitors %v", a.j["inhibitors"])
+	}
+	if all := p.do("viewer", "POST", "/v1/rules/test", m{"rule": mine}).want(200).warns(); all.j["inhibitors"] == nil {
+		t.Errorf("to who sees all: %s", all.raw)
+	}
+	mine["name"] = "ours"
+	p.do("scoped", "POST", "/v1/rules/test", m{"rule": mine}).want(200).warns("which there is not")
+	p.do("viewer", "POST", "/v1/rules/test", m{"rule": mine}).problem(422, "invalid").points("/rule/inhibited_by")
+}
+
 // A rule whose expressions fail says so, how often, and of which event; to whom it may.
 func TestRulesThatFail(t *testing.T) {
 	t.Parallel()

@@ -18,6 +18,9 @@ const (
 	MaxBacktestAlerts = 500
 	backtestBatch     = 1000
 	keptErrors        = 5
+	// InhibitorsBefore is how long before Since what inhibits the rule is judged, as an
+	// alert that began then may go on.
+	InhibitorsBefore = 24 * time.Hour
 )
 
 // Backtest says what to judge again.
@@ -25,6 +28,9 @@ type Backtest struct {
 	Rule alert.Rule
 	// Streams to judge: clusters' ids and "plane". nil: all.
 	Streams []string
+	// Sees tells whether a stored rule may be known to who asks; the others are as if
+	// they were not there. nil: each.
+	Sees func(Rule) bool
 	// Since and Until bound when events were received; a zero Until is now.
 	Since, Until time.Time
 }
@@ -59,7 +65,7 @@ type Backtested struct {
 }
 
 // Backtest judges the stored events by one rule, as if it had been in force then, and
-// by the stored rules that inhibit it, whose alerts are not listed. A stored rule of
+// by the stored rules that inhibit it, from InhibitorsBefore Since on, whose alerts are not listed. A stored rule of
 // its name is not judged. Nothing is kept or told. It ends early when ctx has little
 // time left. Errors: alert.Faults.
 func (s *Service) Backtest(ctx context.Context, b Backtest) (Backtested, error) {
@@ -68,6 +74,9 @@ func (s *Service) Backtest(ctx context.Context, b Backtest) (Backtested, error) 
 	all, err := loadRules(ctx, s.Store)
 	if err != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) { // the time is up: that is told below
 		return out, err
+	}
+	if b.Sees != nil {
+		all = slices.DeleteFunc(all, func(r Rule) bool { return !b.Sees(r) })
 	}
 	rules, err := tested(all, b.Rule)
 	if err != nil {
@@ -89,11 +98,11 @@ func (s *Service) Backtest(ctx context.Context, b Backtest) (Backtested, error) 
 		}
 	}
 	streams := slices.DeleteFunc(slices.Clone(b.Streams), func(s string) bool { return !c.Covers(s) })
-	set := alert.NewSet(rules, nil)
+	set, before := alert.NewSet(rules, nil), alert.NewSet(rules[1:], nil)
 	out.Complete, out.Through, out.Alerts = true, b.Until, []alert.Alert{}
 	for i, stream := range streams {
 		one := Backtested{Complete: true, Through: b.Until}
-		err := s.backtest(ctx, set, c.ID, stream, &b, &one)
+		err := s.backtest(ctx, before, set, c.ID, stream, &b, &one)
 		if err != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return out, err
 		}
@@ -160,17 +169,30 @@ func (b *Backtested) add(o *Backtested) {
 	b.Alerts = b.Alerts[:min(len(b.Alerts), MaxBacktestAlerts)]
 }
 
-// backtest judges one stream; only the alerts of the rule of the id are listed.
-func (s *Service) backtest(ctx context.Context, set *alert.Set, ruleID, stream string, b *Backtest, out *Backtested) error {
-	from, err := event.FirstAt(ctx, s.Store.Ledger, stream, b.Since)
+// backtest judges one stream, until Since by the set before; only the alerts of the
+// rule of the id are listed.
+func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, stream string, b *Backtest, out *Backtested) error {
+	first := b.Since
+	if len(before.Rules()) > 0 {
+		first = first.Add(-InhibitorsBefore)
+	}
+	from, err := event.FirstAt(ctx, s.Store.Ledger, stream, first)
 	if err != nil {
 		return err
 	}
-	st := alert.NewStream(stream, set, alert.Position{Next: from}, nil)
-	st.Meter.Keep, st.Only = keptErrors, ruleID
-	never := func() bool { return false }
+	st := alert.NewStream(stream, before, alert.Position{Next: from}, nil)
+	st.Only = ruleID
+	never, begun := func() bool { return false }, false
+	begin := func() { // what was judged before counts for nothing
+		if !begun {
+			st.Tick(b.Since, never)
+			st.SetRules(set, "", b.Since, never)
+			st.Meter, begun = alert.Meter{Keep: keptErrors}, true
+		}
+	}
 	found := collected{rule: ruleID, last: map[string]alert.Alert{}}
 	defer func() {
+		begin()
 		m := st.Meter
 		out.FirstErrors = m.First
 		out.Judged, out.Matched, out.Errors, out.Folded, out.Cost = m.Judged, m.Matched, m.Errors, m.Folded, m.Cost
@@ -190,6 +212,7 @@ func (s *Service) backtest(ctx context.Context, set *alert.Set, ruleID, stream s
 		}
 		began := time.Now()
 		if done = len(events) == 0; done {
+			begin()
 			st.Tick(b.Until, never)
 		}
 		specs, err := s.backtestSpecs(ctx, set, events)
@@ -198,9 +221,8 @@ func (s *Service) backtest(ctx context.Context, set *alert.Set, ruleID, stream s
 		}
 		for i := range events {
 			e := &events[i]
-			if e.ReceivedAt.Before(b.Since) {
-				st.Pass(e)
-				continue
+			if !e.ReceivedAt.Before(b.Since) {
+				begin()
 			}
 			if !e.ReceivedAt.Before(b.Until) {
 				st.Tick(b.Until, never)
