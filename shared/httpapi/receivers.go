@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -70,6 +72,7 @@ type receiverView struct {
 	UpdatedAt    time.Time            `json:"updated_at"`
 	UpdatedBy    operation.Actor      `json:"updated_by"`
 	Secret       *string              `json:"secret,omitempty" doc:"Shown once, by what makes it"`
+	Warnings     []string             `json:"warnings" nullable:"false" doc:"What its matchers name that there is not, of rules, and what a change that leaves it is refused for"`
 	Links        receiverLinks        `json:"links"`
 }
 
@@ -77,7 +80,8 @@ type receiverLinks struct {
 	Deliveries string `json:"deliveries"`
 }
 
-func viewReceiver(r notify.Receiver) receiverView {
+// viewReceiver is the receiver as it is shown; rules are those that there are.
+func (a *API) viewReceiver(r notify.Receiver, rules []*alert.Rule) receiverView {
 	timeout := r.Timeout
 	if timeout == 0 {
 		timeout = alert.Duration(notify.DefaultTimeout)
@@ -85,9 +89,13 @@ func viewReceiver(r notify.Receiver) receiverView {
 	v := receiverView{ID: r.ID, Name: r.Name, Kind: r.Kind, URL: orNull(r.URL), URLs: orEmpty(r.URLs), Matchers: orEmpty(r.Matchers),
 		SendResolved: r.SendResolved == nil || *r.SendResolved, Timeout: timeout.String(), Labels: r.Labels, Enabled: r.Active(),
 		Disabled: r.Disabled, Secrets: orEmpty(r.Secrets), CreatedAt: r.CreatedAt, CreatedBy: r.CreatedBy, UpdatedAt: r.UpdatedAt, UpdatedBy: r.UpdatedBy,
-		Links: receiverLinks{Deliveries: receiversPath + "/" + r.ID + "/deliveries"}}
+		Warnings: []string{}, Links: receiverLinks{Deliveries: receiversPath + "/" + r.ID + "/deliveries"}}
 	if v.Labels == nil {
 		v.Labels = map[string]string{}
+	}
+	v.Warnings = append(v.Warnings, alert.MatchersWithout(r.Matchers, rules)...)
+	for _, f := range a.cfg.Receivers.Outdated(r) {
+		v.Warnings = append(v.Warnings, fmt.Sprintf("a change is refused that leaves %s: %s", f.Pointer, f.Detail))
 	}
 	return v
 }
@@ -97,10 +105,15 @@ type receiverOutput struct {
 	Body receiverView
 }
 
-func answerReceiver(r notify.Receiver, secret string) *receiverOutput {
-	out := &receiverOutput{ETag: strconv.Quote(strconv.FormatInt(r.Revision, 10)), Body: viewReceiver(r)}
+// answerReceiver reads the rules for viewReceiver.
+func (a *API) answerReceiver(ctx context.Context, rq *request, r notify.Receiver, secret string) (*receiverOutput, error) {
+	rules, err := a.rulesSeen(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	out := &receiverOutput{ETag: strconv.Quote(strconv.FormatInt(r.Revision, 10)), Body: a.viewReceiver(r, react.Plain(rules))}
 	out.Body.Secret = orNull(secret)
-	return out
+	return out, nil
 }
 
 // ReceiverPath is exported for huma, which reads embedded fields only then.
@@ -127,10 +140,16 @@ func (a *API) createReceiver(ctx context.Context, rq *request, _ *struct {
 			return nil, err
 		}
 		r, secret, err := a.cfg.Receivers.Create(ctx, call, sp)
-		return answerReceiver(r, secret), err
+		if err != nil {
+			return nil, err
+		}
+		return a.answerReceiver(ctx, rq, r, secret)
 	}, func(id string) (*receiverOutput, error) {
 		r, secret, err := a.cfg.Receivers.Made(ctx, id)
-		return answerReceiver(r, secret), err
+		if err != nil {
+			return nil, err
+		}
+		return a.answerReceiver(ctx, rq, r, secret)
 	})
 	if err != nil {
 		return nil, err
@@ -138,7 +157,7 @@ func (a *API) createReceiver(ctx context.Context, rq *request, _ *struct {
 	return created(receiversPath, made.Body.ID, was, made.Body), nil
 }
 
-func (a *API) listReceivers(ctx context.Context, _ *request, in *struct{ PageInput }) (*listOutput[receiverView], error) {
+func (a *API) listReceivers(ctx context.Context, rq *request, in *struct{ PageInput }) (*listOutput[receiverView], error) {
 	key := listKey("receivers")
 	place, err := decodeCursor(key, in.Cursor)
 	if err != nil {
@@ -148,7 +167,11 @@ func (a *API) listReceivers(ctx context.Context, _ *request, in *struct{ PageInp
 	if err != nil {
 		return nil, err
 	}
-	items, next := []receiverView{}, ""
+	rules, err := a.rulesSeen(ctx, rq)
+	if err != nil {
+		return nil, err
+	}
+	items, next, plain := []receiverView{}, "", react.Plain(rules)
 	for _, r := range all {
 		if r.Name <= place {
 			continue
@@ -157,17 +180,17 @@ func (a *API) listReceivers(ctx context.Context, _ *request, in *struct{ PageInp
 			next = encodeCursor(key, items[len(items)-1].Name)
 			break
 		}
-		items = append(items, viewReceiver(r))
+		items = append(items, a.viewReceiver(r, plain))
 	}
 	return &listOutput[receiverView]{Body: newList(items, next)}, nil
 }
 
-func (a *API) getReceiver(ctx context.Context, _ *request, in *ReceiverPath) (*receiverOutput, error) {
+func (a *API) getReceiver(ctx context.Context, rq *request, in *ReceiverPath) (*receiverOutput, error) {
 	r, err := a.cfg.Receivers.Receiver(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	return answerReceiver(r, ""), nil
+	return a.answerReceiver(ctx, rq, r, "")
 }
 
 func (a *API) replaceReceiver(ctx context.Context, rq *request, in *struct {
@@ -190,7 +213,7 @@ func (a *API) replaceReceiver(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
-	return answerReceiver(r, ""), nil
+	return a.answerReceiver(ctx, rq, r, "")
 }
 
 func (a *API) deleteReceiver(ctx context.Context, rq *request, in *struct {
@@ -219,7 +242,7 @@ func (a *API) rotateReceiver(ctx context.Context, rq *request, in *ReceiverPath)
 	if err != nil {
 		return nil, err
 	}
-	return answerReceiver(r, secret), nil
+	return a.answerReceiver(ctx, rq, r, secret)
 }
 
 func (a *API) testReceiver(ctx context.Context, rq *request, in *ReceiverPath) (*bodyOutput[notify.Tested], error) {

@@ -13,6 +13,7 @@ import (
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/problem"
 	"github.com/opsplane/opsplane/shared/record"
@@ -126,4 +127,38 @@ func TestReceiversThatAreRefused(t *testing.T) {
 	} {
 		p.do("admin", "POST", "/v1/receivers", body).problem(422, problem.Invalid).points(pointer)
 	}
+}
+
+// TestWarningsOfReceivers: what a receiver's matchers name that there is not is told by
+// each answer that shows it, until there is; so is what a change would be refused for.
+func TestWarningsOfReceivers(t *testing.T) {
+	t.Parallel()
+	p := setup(t, func(c *Config) { c.Receivers = &notify.Service{Store: c.Store, Logger: c.Logger} })
+	body := func(name string, ms []m) m {
+		return m{"name": name, "kind": "alertmanager", "urls": []string{"https://am.example.com"}, "labels": m{"plane": "eu"}, "matchers": ms}
+	}
+	p.do("admin", "POST", "/v1/receivers", body("xid", matcher("rule", "=", "fatal-xidd"))).want(201).warns("there is no rule fatal-xidd")
+	p.do("admin", "POST", "/v1/receivers", body("team", matcher("labels.team", "=", "nosuch"))).want(201).warns(`has labels.team = "nosuch"`)
+	p.do("admin", "POST", "/v1/receivers", body("all", nil)).want(201).warns()
+	p.do("admin", "GET", "/v1/receivers/xid", nil).want(200).warns("there is no rule fatal-xidd")
+	n := 0
+	for _, x := range p.do("admin", "GET", "/v1/receivers", nil).want(200).items() {
+		n += len(x["warnings"].([]any))
+	}
+	if n != 2 {
+		t.Errorf("the list has %d warnings", n)
+	}
+	p.do("admin", "PUT", "/v1/receivers/xid", body("xid", matcher("rule", "=", "fatal-xid"))).want(200).warns()
+	p.do("admin", "PUT", "/v1/receivers/xid", body("xid", matcher("rule", "=", "mine"))).want(200).warns("there is no rule mine")
+	p.do("admin", "POST", "/v1/rules", `{"name":"mine","on":["node.left"]}`).want(201)
+	p.do("admin", "GET", "/v1/receivers/xid", nil).want(200).warns()
+	p.do("admin", "PUT", "/v1/rules/mine", `{"name":"ours","on":["node.left"]}`).want(200)
+	p.do("admin", "GET", "/v1/receivers/xid", nil).want(200).warns("there is no rule mine")
+
+	// One that an earlier plane took.
+	it, err := p.db.Get(t.Context(), record.ReceiverKey(p.do("admin", "GET", "/v1/receivers/all", nil).want(200).str("id")))
+	must(t, err)
+	it.Data = []byte(strings.Replace(string(it.Data), `"plane":"eu"`, `"cluster":"eu"`, 1))
+	must(t, p.db.Commit(t.Context(), ledger.Write{Expect: it.Version, Item: ledger.Item{Key: it.Key, Data: it.Data}}))
+	p.do("admin", "GET", "/v1/receivers/all", nil).want(200).warns("a change is refused that leaves /labels/cluster: each alert has a label of this name")
 }

@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -181,6 +182,17 @@ func (s *Service) check(sp *Spec) error {
 		}
 	}
 	return f.orNil()
+}
+
+// Outdated tells what of a receiver that is kept is refused today: it was taken by an
+// earlier plane, or with other addresses allowed. It is told all the same, where that
+// can be.
+func (s *Service) Outdated(r Receiver) alert.Faults {
+	if r.broken {
+		return nil // Disabled tells
+	}
+	out, _ := errors.AsType[alert.Faults](s.check(&r.Spec))
+	return out
 }
 
 // checkURL holds a URL to what can be known without looking its host up; the rest
