@@ -30,6 +30,10 @@ func (r *run) progressed(step string, change func(p *operation.Progress)) {
 // refuse it, and between two tries lies half a minute at most.
 const standsAgainWithin = time.Minute
 
+// sinceMost is how long an executor may say that something has stood in the way: a time
+// further back is a clock's fault, or none at all. Pods that cannot end do so for weeks.
+const sinceMost = 366 * 24 * time.Hour
+
 // obstacle is what one blocker is about; its detail changes as counts do.
 type obstacle struct{ code, resource, rule string }
 
@@ -41,7 +45,8 @@ type stood struct{ since, gone time.Time }
 type obstacles map[obstacle]stood
 
 // now bounds and cleans what stands in the way at this time and says since when it
-// does: of what is back after a moment, since it did at first.
+// does: since the executor knows that it does, which may be before it was shown, and of
+// what is back after a moment, since it did at first.
 func (o *obstacles) now(at time.Time, blockers []protocol.Blocker) []protocol.Blocker {
 	if *o == nil {
 		*o = obstacles{}
@@ -60,6 +65,9 @@ func (o *obstacles) now(at time.Time, blockers []protocol.Blocker) []protocol.Bl
 		s, before := (*o)[k]
 		if !before {
 			s.since = at
+		}
+		if b.Since != nil && b.Since.Before(s.since) && at.Sub(*b.Since) <= sinceMost {
+			s.since = b.Since.UTC()
 		}
 		s.gone = time.Time{}
 		(*o)[k] = s

@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -52,6 +53,54 @@ func TestSinceOutlastsARetry(t *testing.T) {
 		})
 	}
 }
+
+// An executor that knows since when something stands in the way is believed, as the
+// blocker's own words name that time, but for what no clock can have seen.
+func TestSinceIsTheExecutorsIfEarlier(t *testing.T) {
+	t.Parallel()
+	shown := time.Date(2026, 3, 4, 8, 43, 34, 0, time.UTC)
+	const every = 10 * time.Second
+	for name, tt := range map[string]struct {
+		said  []time.Duration // at each look, from the first one; never: nothing is said
+		since time.Duration   // of the last one, from the first look
+	}{
+		"nothing is said":             {[]time.Duration{never}, 0},
+		"before it was shown":         {[]time.Duration{-6 * time.Second}, -6 * time.Second},
+		"after it was shown":          {[]time.Duration{0, 5 * time.Second}, 0},
+		"later of the same trouble":   {[]time.Duration{-6 * time.Second, 4 * time.Second}, -6 * time.Second},
+		"no more":                     {[]time.Duration{-6 * time.Second, never}, -6 * time.Second},
+		"it is learned":               {[]time.Duration{never, -time.Minute}, -time.Minute},
+		"weeks ago":                   {[]time.Duration{-40 * 24 * time.Hour}, -40 * 24 * time.Hour},
+		"in the future":               {[]time.Duration{time.Hour}, 0},
+		"in the future, still":        {[]time.Duration{time.Hour, time.Hour}, 0},
+		"longer than can be":          {[]time.Duration{-sinceMost - time.Second}, 0},
+		"longer than can be, at last": {[]time.Duration{-6 * time.Second, -2 * sinceMost}, -6 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var o obstacles
+			var told []protocol.Blocker
+			for i, said := range tt.said {
+				b := protocol.Blocker{Code: codeSilent, Resource: "cluster", Rule: "api_server"}
+				if said != never {
+					since := shown.Add(said).In(time.FixedZone("there", 3600))
+					b.Since = &since
+				}
+				told = o.now(shown.Add(time.Duration(i)*every), []protocol.Blocker{b})
+			}
+			if want := shown.Add(tt.since); len(told) != 1 || told[0].Since == nil || !told[0].Since.Equal(want) || told[0].Since.Location() != time.UTC {
+				t.Errorf("told %+v, not since %s", told, want)
+			}
+		})
+	}
+	var o obstacles
+	b := protocol.Blocker{Code: codeSilent, Since: &time.Time{}} // a duration cannot reach it
+	if told := o.now(shown, []protocol.Blocker{b}); !told[0].Since.Equal(shown) {
+		t.Errorf("of no time told since %s", told[0].Since)
+	}
+}
+
+const never = time.Duration(math.MaxInt64)
 
 // A drain of many pods does not remember all that ever stood in its way.
 func TestObstaclesAreForgotten(t *testing.T) {
