@@ -66,6 +66,7 @@ type GPUsDetail struct {
 	Resources []GPUResource `json:"resources" nullable:"false" doc:"The resources of which the node gives pods fewer than it has; of node.gpus_allocatable those that were so"`
 	Missing   int64         `json:"missing,omitempty" doc:"How many it keeps back in all"`
 	Text      string        `json:"detail,omitempty" doc:"What is known of it, in words"`
+	Standing  bool          `json:"standing,omitempty" doc:"Of node.gpus_unallocatable: an agent found it so when it started. When it began is not known, and an agent before it may have told of it already"`
 }
 
 // GPUResource is how a node offers its GPUs to pods.

@@ -121,8 +121,14 @@ func TestRigGPUsThatNoPodGets(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{report.HealthUnknown: 8}, healths); diff != "" {
 		t.Error(diff)
 	}
+	again := follow(t, r, kuberig.Admin, r.Namespace()) // an agent that comes later
+	if e := again.event("node.gpus_unallocatable", name, 1); !strings.Contains(string(e.Detail), `"standing":true`) {
+		t.Errorf("told by the next %s", e.Detail)
+	}
 	give("8")
 	f.event("node.gpus_allocatable", name, 1)
+	again.event("node.gpus_allocatable", name, 1)
+	f.event("node.gpus_unallocatable", name, 1) // the first one tells nothing twice
 	f.node(name, "well again", func(n protocol.Node) bool { return len(n.Conditions) == 1 })
 }
 

@@ -17,6 +17,9 @@ type shortage struct {
 	told  []gpus.Offer // the resources that are short, as was told; none: all is well
 	since time.Time    // of told
 	begun time.Time    // when it began to differ from what was told; zero: it does not
+	// found is when told was found at the start: whether it was ever an event is not
+	// known. Zero: it was, or there is nothing to tell.
+	found time.Time
 }
 
 // shortNow lists the resources of which the node gives fewer than it has, but for
@@ -65,17 +68,27 @@ func (m *model) weigh(s *nodeState) {
 	switch {
 	case slices.Equal(now, s.short.told):
 		s.short.begun = time.Time{}
-	case len(now) == 0 || m.quiet: // what was so from the start is no event
+	case len(now) == 0:
 		m.settleShortage(s, now)
+	case m.quiet: // the inventory has it at once, and an event of it comes if it holds
+		m.settleShortage(s, now)
+		s.short.found = m.now()
 	case s.short.begun.IsZero():
 		s.short.begun = m.now()
 	}
 }
 
-// ripen tells of shortages that have held.
+// ripen tells of shortages that have held. One that was there at the start may have
+// begun while no agent ran, or too shortly before for the last one to tell of it: it is
+// told as standing, for that one may have told of it too. Whoever follows both
+// halves loses none, and an alert of it that is firing stays as it is.
 func (m *model) ripen() {
 	now := m.now()
 	for _, s := range m.nodes {
+		if !s.short.found.IsZero() && s.short.begun.IsZero() && now.Sub(s.short.found) >= m.opts.ShortageHold {
+			m.tellShortage(s, s.short.found, true)
+			s.short.found = time.Time{}
+		}
 		if !s.short.begun.IsZero() && now.Sub(s.short.begun) >= m.opts.ShortageHold {
 			m.tick(0)
 			m.settleShortage(s, m.shortNow(s))
@@ -94,12 +107,21 @@ func (m *model) settleShortage(s *nodeState, now []gpus.Offer) {
 	if len(now) == 0 {
 		m.tell("node.gpus_allocatable", kindNode, s.uid, s.name, at, map[string]any{"resources": offeredOf(was.told, s.offers)})
 	} else {
-		m.tell("node.gpus_unallocatable", kindNode, s.uid, s.name, at, map[string]any{"resources": now, "missing": missing(now), "detail": inWords(now)})
+		m.tellShortage(s, at, false)
 		if len(was.told) > 0 { // of other numbers
 			s.short.since = was.since
 		}
 	}
 	m.refreshDevices(s.name) // their health follows it
+}
+
+// tellShortage tells of what the node is short of since a time.
+func (m *model) tellShortage(s *nodeState, at time.Time, standing bool) {
+	detail := map[string]any{"resources": s.short.told, "missing": missing(s.short.told), "detail": inWords(s.short.told)}
+	if standing {
+		detail["standing"] = true
+	}
+	m.tell("node.gpus_unallocatable", kindNode, s.uid, s.name, at, detail)
 }
 
 // offeredOf is what the node gives now of what was short.

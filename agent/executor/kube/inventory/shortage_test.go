@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/opsplane/opsplane/agent/executor/host/report"
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -157,25 +159,93 @@ func TestShortageInTheInventory(t *testing.T) {
 	}
 }
 
-// TestShortageFromTheStart: what was so when the agent came is no event, and its end
-// is one.
+// TestShortageFromTheStart: what is so when the agent comes may have begun while none
+// ran. The inventory has it at once; it is told once it has held, as what may have been
+// told before, and its end as ever.
 func TestShortageFromTheStart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(Options{ShortageHold: DefaultShortageHold})
 	w.list(t, w.nodes, any(giving(6)))
 	w.settle()
 	w.begin()
+	found := w.hands.now()
+	if inv := w.snapshot(); inv.Devices[0].Health != report.HealthUnknown || len(inv.Nodes[0].Conditions) != 2 {
+		t.Errorf("the inventory has %+v", inv.Nodes[0])
+	}
+	w.hands.pass(DefaultShortageHold - time.Second)
+	w.ripe()
+	if got := w.told().Events; len(got) != 0 {
+		t.Errorf("at once: %+v", got)
+	}
+	w.hands.pass(time.Second)
+	w.ripe()
+	var detail event.GPUsDetail
+	want := event.GPUsDetail{Resources: []event.GPUResource{{Resource: "nvidia.com/gpu", Capacity: 8, Allocatable: 6}}, Missing: 2, Standing: true,
+		Text: "the node gives pods 6 of its 8 nvidia.com/gpu; which GPUs it keeps back, and why, only its device plugin knows"}
+	got := w.told().Events
+	if len(got) != 1 || got[0].Type != "node.gpus_unallocatable" || !got[0].At.Equal(found) {
+		t.Fatalf("when it has held: %+v", got)
+	}
+	if err := json.Unmarshal(got[0].Detail, &detail); err != nil || !cmp.Equal(want, detail) {
+		t.Errorf("told %s, %v", cmp.Diff(want, detail), err)
+	}
+	w.hands.pass(time.Hour)
+	w.ripe()
+	w.list(t, w.nodes, any(giving(6))) // after a break
 	w.hands.pass(time.Hour)
 	w.ripe()
 	if got := w.happened(); len(got) != 0 {
-		t.Errorf("from the start: %v", got)
-	}
-	if inv := w.snapshot(); inv.Devices[0].Health != report.HealthUnknown || len(inv.Nodes[0].Conditions) != 2 {
-		t.Errorf("the inventory has %+v", inv.Nodes[0])
+		t.Errorf("once more: %v", got)
 	}
 	w.put(t, w.nodes, giving(8))
 	if got := w.happened(); len(got) != 1 || got[0] != "node.gpus_allocatable n" {
 		t.Errorf("its end: %v", got)
+	}
+}
+
+// TestShortageFromTheStartChanges: within the time that it has to hold.
+func TestShortageFromTheStartChanges(t *testing.T) {
+	t.Parallel()
+	const short, standing, well = "node.gpus_unallocatable", "node.gpus_unallocatable standing", "node.gpus_allocatable"
+	const half = DefaultShortageHold / 2
+	type step struct {
+		node  *corev1.Node // as it is then; nil: as it was
+		after time.Duration
+		want  []string
+	}
+	for name, steps := range map[string][]step{
+		"it ends":                  {{giving(8), 0, []string{well}}, {nil, time.Hour, nil}},
+		"it grows":                 {{giving(5), half, nil}, {nil, half, []string{short}}, {nil, time.Hour, nil}},
+		"it grows for a moment":    {{giving(5), 0, nil}, {giving(6), half, []string{standing}}, {nil, time.Hour, nil}},
+		"and again after a while":  {{nil, half, []string{standing}}, {giving(8), 0, []string{well}}, {giving(6), 2 * half, []string{short}}},
+		"it grows, after a minute": {{nil, half, []string{standing}}, {giving(5), 2 * half, []string{short}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(Options{ShortageHold: DefaultShortageHold})
+			w.list(t, w.nodes, any(giving(6)))
+			w.settle()
+			w.begin()
+			w.hands.pass(half)
+			w.ripe()
+			for i, s := range steps {
+				if s.node != nil {
+					w.put(t, w.nodes, s.node)
+				}
+				w.hands.pass(s.after)
+				w.ripe()
+				var got []string
+				for _, e := range w.told().Events {
+					if strings.Contains(string(e.Detail), `"standing":true`) {
+						e.Type += " standing"
+					}
+					got = append(got, e.Type)
+				}
+				if diff := cmp.Diff(s.want, got); diff != "" {
+					t.Errorf("step %d: %s", i, diff)
+				}
+			}
+		})
 	}
 }
 
