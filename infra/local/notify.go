@@ -56,11 +56,24 @@ func (e *Engine) notify(ctx context.Context, changes []ledger.Change) error {
 	return nil
 }
 
-// notifyLoop serves lanes until ctx ends, and then waits until they are left. It
+// notifyLoop serves lanes until ctx ends, and then waits until they are left; those that
+// a process before it left held, when it was killed, are free at once. It
 // tells all streams once, for what happened while nobody did, and from then on those
 // that could not be told.
 func (e *Engine) notifyLoop(ctx context.Context) {
 	var wg sync.WaitGroup
+	for { // the folder's lock says that whoever held lanes is dead
+		err := e.Receivers.Release(ctx)
+		if err == nil {
+			break
+		}
+		if ctx.Err() == nil {
+			e.opts.Logger.Error("lanes of receivers could not be released", "err", err)
+		}
+		if !sleep(ctx, reactAgain) {
+			return
+		}
+	}
 	e.lanes.mu.Lock()
 	e.lanes.serves = func(key ledger.Key) { wg.Go(func() { e.deliver(ctx, key) }) }
 	e.lanes.mu.Unlock()

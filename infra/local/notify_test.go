@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/record"
 )
@@ -106,5 +107,39 @@ func TestReceiversOfTheEngine(t *testing.T) {
 	}
 	if !again || !resolved || !strings.HasPrefix(first, alert.TypeFiring) {
 		t.Errorf("told %v", hooks)
+	}
+}
+
+// TestLaneOfTheDead: a lane that a killed process held is served at once by the next.
+func TestLaneOfTheDead(t *testing.T) {
+	t.Parallel()
+	told := make(chan struct{}, 100)
+	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { told <- struct{}{} }))
+	defer srv.Close()
+	s := newSite(t, t.TempDir(), func(e *Engine) {
+		e.Receivers.Allow = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+		ctx := t.Context()
+		r, _, err := e.Receivers.Create(ctx, PlaneCall(), notify.Spec{Name: "hook", Kind: notify.KindWebhook, URL: srv.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		it, err := e.Store.Ledger.Get(ctx, record.LaneKey(r.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		until := time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond)
+		held := ledger.Item{Key: it.Key, Data: record.Encode(map[string]any{"holder": "dead", "lease": until}), Due: until}
+		if err := e.Store.Ledger.Commit(ctx, ledger.Write{Expect: it.Version, WasDue: it.Due, Item: held}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if _, err := s.Alerts.CreateRule(t.Context(), PlaneCall(), alert.Rule{Name: "cordoned", On: []string{"operation.succeeded"}}); err != nil {
+		t.Fatal(err)
+	}
+	s.finish(s.ask(1)...)
+	select {
+	case <-told:
+	case <-time.After(time.Minute):
+		t.Fatal("the webhook was not called")
 	}
 }

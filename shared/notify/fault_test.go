@@ -284,3 +284,31 @@ func TestAnswers(t *testing.T) {
 		}
 	})
 }
+
+// TestRelease: what was in flight when the only process was killed is sent by the next at
+// once, under the id that it had.
+func TestRelease(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	s := newSite(t, p, nil)
+	r, _ := p.receiver(Spec{Name: "pager", Kind: KindWebhook, URL: s.URL, Timeout: alert.Duration(MaxTimeout)})
+	p.tell(alert.TypeFiring, p.alert("hot"))
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	dead := p.another(&crashing{Ledger: p.db, at: 2}) // it takes the lane, and what it sends it does not keep
+	dead.roots = p.roots
+	if err := dead.Deliver(t.Context(), record.LaneKey(r.ID)); !errors.Is(err, errCrash) {
+		t.Fatalf("killed: %v", err)
+	}
+	p.advance(time.Millisecond)
+	for range 2 { // the second finds nothing to release
+		if err := p.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		p.run()
+	}
+	if ids := s.ids(); len(s.all()) != 2 || len(ids) != 1 || len(p.deliveries(r, Delivered)) != 1 {
+		t.Errorf("sent %v, delivered %d", ids, len(p.deliveries(r, Delivered)))
+	}
+}

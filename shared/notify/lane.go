@@ -135,6 +135,37 @@ func (s *Service) putLane(ctx context.Context, h *held, l lane, due time.Time) e
 	return nil
 }
 
+// Release gives back the lanes that processes held that were killed; what was in flight
+// is due, and may be sent twice. It is for a process that alone has the ledger, before
+// it delivers: it would take a lane from whoever delivers still.
+func (s *Service) Release(ctx context.Context) error {
+	all, err := s.loadReceivers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if err := record.Again(ctx, func() error { return s.release(ctx, r.ID) }); err != nil {
+			return fmt.Errorf("release lane of receiver %s: %w", r.ID, err)
+		}
+	}
+	return nil
+}
+
+func (s *Service) release(ctx context.Context, receiver string) error {
+	it, err := s.Store.Ledger.Get(ctx, record.LaneKey(receiver))
+	if errors.Is(err, ledger.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read lane: %w", err)
+	}
+	l, err := record.Decode[lane](it)
+	if err != nil || l.Holder == "" { // whoever takes one that cannot be read tells
+		return nil //nolint:nilerr // it is free as far as one can tell
+	}
+	return s.leave(ctx, &held{receiver: receiver, lane: l, version: it.Version, due: it.Due}, s.now())
+}
+
 // again takes over what others wrote to a lane that is held; false: it is held by
 // another now.
 func (s *Service) again(ctx context.Context, h *held) (bool, error) {

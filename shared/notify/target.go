@@ -29,7 +29,7 @@ func (t *target) fits(left time.Duration) int {
 func (t *target) longest() time.Duration { return webhookRound / perHost * t.timeout() }
 
 // lease is how long a lane is held for a round: past it, others take the holder for
-// dead.
+// dead. Where one process alone has the ledger, the next knows sooner (Release).
 func (t *target) lease() time.Duration { return t.longest() + leaseBeyond }
 
 func (s *Service) target(ctx context.Context, receiver string) (*target, error) {
