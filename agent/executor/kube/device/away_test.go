@@ -48,7 +48,8 @@ func TestNodeAwayForAMoment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e, client, _ := fakes(t)
-			unreachableSince(t, e, corev1.ConditionUnknown, time.Now().Add(-c.away))
+			since := time.Now().Add(-c.away)
+			unreachableSince(t, e, corev1.ConditionUnknown, since)
 			task := stepTask("op_a", 1, 1)
 			met := new(blockers).of(task)
 			o := e.step(map[string]func(context.Context, *executor.Task, target) executor.Outcome{"preflight": e.preflight, "reset": e.reset, "verify": e.verify}[c.step])(t.Context(), task)
@@ -57,6 +58,11 @@ func TestNodeAwayForAMoment(t *testing.T) {
 			}
 			if waits := c.want == operation.OutcomeWaiting; met.has(codeUnreachable) != waits || !waits && o.ActionText != nodeAction {
 				t.Errorf("blockers %+v, advice %q", met.all, o.ActionText)
+			}
+			for _, b := range met.all {
+				if b.Since == nil || !b.Since.Equal(since) {
+					t.Errorf("it blocks since %v, not since %s", b.Since, since)
+				}
 			}
 			if n := made(client, "jobs", ""); n != 0 {
 				t.Errorf("%d jobs were made", n)
@@ -74,10 +80,11 @@ func TestNodeComesBack(t *testing.T) {
 		task := stepTask("op_a", 1, 1)
 		task.Remaining = func() time.Duration { return time.Hour }
 		var codes []string
+		var since *time.Time
 		task.Blocked = func(now []protocol.Blocker) {
 			code := ""
 			if len(now) > 0 {
-				code = now[0].Code
+				code, since = now[0].Code, now[0].Since
 			}
 			codes = append(codes, code)
 		}
@@ -93,10 +100,11 @@ func TestNodeComesBack(t *testing.T) {
 		over := make(chan heard, 1)
 		go func() { over <- e.await(ctx, task, target{fakeUUID, fakeNode}, report.VerbPreflight, j) }()
 		pods.Modify(podOf(j, corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{Name: container, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}))
-		unreachableSince(t, e, corev1.ConditionUnknown, time.Now())
+		lost := time.Now()
+		unreachableSince(t, e, corev1.ConditionUnknown, lost)
 		time.Sleep(2 * nodeLook)
-		if got := last(); got != codeUnreachable {
-			t.Errorf("while it is away: %q", got)
+		if got := last(); got != codeUnreachable || since == nil || !since.Equal(lost) {
+			t.Errorf("while it is away: %q since %v", got, since)
 		}
 		unreachableSince(t, e, corev1.ConditionTrue, time.Now())
 		time.Sleep(2 * nodeLook)

@@ -243,6 +243,15 @@ type absence struct {
 	since     time.Time // of an unreachable node; zero: it is gone
 }
 
+// blocker is the absence as what stands in the way of a resource.
+func (a *absence) blocker(resource string) protocol.Blocker {
+	b := protocol.Blocker{Code: a.code, Resource: resource, Detail: a.why}
+	if !a.since.IsZero() {
+		b.Since = &a.since
+	}
+	return b
+}
+
 // nodeState reads the device's node; nil: Jobs can run there.
 func (e *devices) nodeState(ctx context.Context, name string) (*absence, error) {
 	_, away, err := e.readNode(ctx, name)
@@ -286,7 +295,7 @@ func (e *devices) without(t *executor.Task, d target, away *absence, patient boo
 		return o
 	}
 	if t.Blocked != nil {
-		t.Blocked([]protocol.Blocker{{Code: away.code, Resource: "node/" + d.node, Detail: away.why}})
+		t.Blocked([]protocol.Blocker{away.blocker("node/" + d.node)})
 	}
 	o := executor.Waiting(away.code, "waiting for the node: "+away.why)
 	o.After = lookAgain

@@ -116,8 +116,10 @@ type waiting struct {
 }
 
 func (w *waiting) block(code, why string) {
-	w.show(protocol.Blocker{Code: code, Resource: "job/" + w.job.Namespace + "/" + w.job.Name, Detail: why})
+	w.show(protocol.Blocker{Code: code, Resource: w.resource(), Detail: why})
 }
+
+func (w *waiting) resource() string { return "job/" + w.job.Namespace + "/" + w.job.Name }
 
 func (w *waiting) show(b protocol.Blocker) {
 	if w.code == b.Code && w.why == b.Detail {
@@ -165,7 +167,7 @@ func (w *waiting) seen(g glimpse) *heard {
 	switch {
 	case g.err != nil: // nobody can say
 	case g.away != nil:
-		w.block(g.away.code, g.away.why)
+		w.show(g.away.blocker(w.resource()))
 	case w.code == codeUnreachable: // it is back
 		w.code, w.why = "", ""
 		blocked(w.t)
