@@ -29,6 +29,7 @@ type night struct {
 	clusters     map[string]cluster
 	agents       []*exec.Cmd
 	cursor       string
+	waits        string              // for what
 	open         map[string]string   // where each alert stands
 	told         map[string][]string // of each alert, in order
 }
@@ -204,14 +205,16 @@ func (n *night) device(ctx context.Context, node string, index int) string {
 }
 
 func (n *night) until(ctx context.Context, what string, done func() bool) {
+	n.waits = what
 	for !done() {
 		n.read(ctx)
 		select {
 		case <-ctx.Done():
-			must(fmt.Errorf("%s did not come: %w", what, ctx.Err()))
+			must(ctx.Err())
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
+	n.waits = ""
 }
 
 // wait waits until an alert of a rule whose summary names what it is about stands

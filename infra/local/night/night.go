@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	_ "embed"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -37,7 +39,9 @@ func play(ctx context.Context, program, dir string, out io.Writer) (lines []stri
 			if !ok {
 				panic(p)
 			}
-			err = failed.err
+			if err = failed.err; n.waits != "" {
+				err = fmt.Errorf("wait for %s: %w", n.waits, err)
+			}
 		}
 	}()
 	defer n.end()
@@ -97,7 +101,7 @@ func play(ctx context.Context, program, dir string, out io.Writer) (lines []stri
 
 	// The end: everything has come to where it stays.
 	for _, x := range [][2]string{{"operation-stuck", "slow"}, {"operation-stuck", "far"}, {"operation-stuck", "held"}, {"retry-storm", busy},
-		{"deployment-oom-loop", "night/loader"}, {"dead-letters", ""}, {"stream-gap", ""}, {"agent-clock-skewed", ""}, {"device-degraded", n.device(ctx, "gpu-1", 1)},
+		{"deployment-oom-loop", "night/loader"}, {"dead-letters", ""}, {"stream-gap", ""}, {"gpus-unallocatable", "kept"}, {"agent-clock-skewed", ""}, {"device-degraded", n.device(ctx, "gpu-1", 1)},
 		{"device-degraded", n.device(ctx, "gpu-0", 0)}, {"device-degraded", n.device(ctx, "gpu-2", 1)}, {"fatal-xid", n.device(ctx, "gpu-0", 1)}} {
 		n.wait(ctx, x[0], x[1], "resolved")
 	}
@@ -133,8 +137,8 @@ func (n *night) bury(ctx context.Context, name, op string) {
 	})
 }
 
-// west is an agent with a wrong clock, which loses events on the way: this
-// program, over the agents' API.
+// west is an agent with a wrong clock, which loses events on the way, and whose node
+// keeps GPUs back for a while: this program, over the agents' API.
 func (n *night) west(ctx context.Context) {
 	beat := func(skew time.Duration) (a protocol.HeartbeatAnswer) {
 		n.as(ctx, "west", "/v1/agent/heartbeat", protocol.Heartbeat{Name: "west-0", Boot: "boot_1", Version: "v1", SentAt: time.Now().Add(skew), Capacity: 1}, &a)
@@ -142,10 +146,20 @@ func (n *night) west(ctx context.Context) {
 	}
 	beat(time.Hour)
 	agent := beat(time.Hour).AgentID
-	event := func(num int64) protocol.Event {
+	recovered := func(num int64) protocol.Event {
 		return protocol.Event{N: num, Type: "component.recovered", At: time.Now(), Subject: protocol.Subject{Kind: "component", UID: "west-operator", Name: "operator"}}
 	}
-	n.as(ctx, "west", "/v1/agent/events", protocol.EventsRequest{AgentID: agent, Boot: "boot_1", Events: []protocol.Event{event(1), event(5)}}, nil)
+	tell := func(events ...protocol.Event) {
+		n.as(ctx, "west", "/v1/agent/events", protocol.EventsRequest{AgentID: agent, Boot: "boot_1", Events: events}, nil)
+	}
+	gpus := func(num int64, typ string, allocatable int64) protocol.Event {
+		detail, err := json.Marshal(event.GPUsDetail{Resources: []event.GPUResource{{Resource: "nvidia.com/gpu", Capacity: 8, Allocatable: allocatable}}})
+		must(err)
+		return protocol.Event{N: num, Type: typ, At: time.Now(), Subject: protocol.Subject{Kind: "node", UID: "uid-of-kept", Name: "kept"}, Detail: detail}
+	}
+	tell(recovered(1), recovered(5), gpus(6, "node.gpus_unallocatable", 6))
+	n.wait(ctx, "gpus-unallocatable", "kept", "firing")
+	tell(gpus(7, "node.gpus_allocatable", 8))
 	n.wait(ctx, "agent-clock-skewed", "", "firing")
 	beat(0)
 	beat(0)

