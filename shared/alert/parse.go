@@ -212,17 +212,21 @@ func readJSON(data []byte) (*value, error) {
 	return nil, Faults{{Line: p.line, Column: p.column, Code: CodeSyntax, Detail: err.Error()}}
 }
 
-func placeOf(data []byte, offset int64) place {
-	// What was read last ends there; the value begins behind it.
+// begins is where the value behind the offset begins, at which what was read last ends.
+func begins(data []byte, offset int64) int {
 	for int(offset) < len(data) && strings.IndexByte(" \t\r\n:,", data[offset]) >= 0 {
 		offset++
 	}
-	before := data[:min(int(offset), len(data))]
+	return min(int(offset), len(data))
+}
+
+func placeOf(data []byte, offset int64) place {
+	before := data[:begins(data, offset)]
 	return place{1 + bytes.Count(before, []byte("\n")), len(before) - bytes.LastIndexByte(before, '\n')}
 }
 
 func fromJSON(d *json.Decoder, data []byte, pointer string, depth int) (*value, error) {
-	p := placeOf(data, d.InputOffset())
+	p, begin := placeOf(data, d.InputOffset()), begins(data, d.InputOffset())
 	v := &value{line: p.line, column: p.column}
 	if depth > maxDepth {
 		return nil, Faults{{pointer, v.line, v.column, CodeSyntax, tooNested}}
@@ -265,6 +269,10 @@ func fromJSON(d *json.Decoder, data []byte, pointer string, depth int) (*value, 
 		return v, err
 	case string:
 		v.kind, v.text = "string", t
+		// The decoder takes half of a surrogate pair for U+FFFD.
+		if je, ok := errors.AsType[*operation.JSONError](operation.CheckJSON("", data[begin:d.InputOffset()])); ok {
+			return nil, Faults{{pointer, v.line, v.column, CodeFormat, je.Detail}}
+		}
 	case json.Number:
 		v.kind, v.text = "number", t.String()
 	case bool:

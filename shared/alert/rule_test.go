@@ -93,6 +93,7 @@ func TestBadRules(t *testing.T) {
 		{"no YAML", "name: [x\non: 1", " 2:1 syntax", ""},
 		{"no JSON", `{"name": "x", "on": ["node.left"`, " 1:33 syntax", "EOF"},
 		{"unknown field", with("windw: 5m"), "/windw 3:1 unknown_field", "not a field"},
+		{"half of a surrogate pair in JSON", "{\"name\": \"x\",\n \"when\": \"event.id == 'k-\\ud800'\"}", "/when 2:10 format", "surrogate"},
 		{"unknown field in JSON", "{\"name\": \"x\",\n \"flap\": {\"change\": 4}}", "/flap/change 2:11 unknown_field", ""},
 		{"twice", with("count: 1", "count: 2"), "", ""},
 		{"aliases", bomb, "/a 1:4 syntax", "aliases"},

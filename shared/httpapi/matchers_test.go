@@ -52,6 +52,10 @@ func TestMatchers(t *testing.T) {
 			}
 		}
 	}
+	for _, field := range []string{"rule", "group.node", "labels.team"} {
+		body := fmt.Sprintf(`{"reason":"x","ends_at":%q,"matchers":[{"field":%q,"op":"=","value":"k-\ud800"}]}`, ends, field)
+		p.do("operator", "POST", "/v1/silences", body).problem(422, problem.Invalid).points("/matchers/0/value")
+	}
 	// By a name it silences, of a cluster and of the plane.
 	p.do("admin", "POST", "/v1/rules", "name: hot\non: [node.not_ready]\n", "Content-Type: application/yaml").want(201)
 	p.judge()
