@@ -28,6 +28,21 @@ func (r *Rule) References(all []*Rule) []string {
 	return out
 }
 
+// ClustersWithout tells which clusters the rule names that there are not, of the ids of
+// those that there are.
+func (r *Rule) ClustersWithout(ids []string) []string {
+	var gone []string
+	for _, c := range r.Clusters {
+		if c != PlaneCluster && !slices.Contains(ids, c) {
+			gone = append(gone, c)
+		}
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("clusters names %s, which there is not", some(gone))}
+}
+
 // inert tells why a rule cannot inhibit alerts of another, "" where it can.
 func (r *Rule) inert(of *Rule, equal []string) string {
 	if !r.IsEnabled() {
@@ -125,6 +140,30 @@ func MatchersWithout(ms []Match, all []*Rule) []string {
 	together := func(r *Rule) bool { return !slices.ContainsFunc(ms, func(m Match) bool { return !m.allows(r) }) }
 	if len(out) == 0 && len(ms) > 1 && !slices.ContainsFunc(all, together) {
 		out = append(out, "no rule that there is makes an alert for which all of the matchers hold")
+	}
+	return out
+}
+
+// ClustersWithout tells what matchers name that there is not, of the ids of the clusters
+// that there are: one that was deleted.
+func ClustersWithout(ms []Match, ids []string) []string {
+	var out []string
+	for i, m := range ms {
+		if m.Field != "cluster" {
+			continue
+		}
+		x, _ := CompileSilence(Silence{Matchers: ms[i : i+1]}) // its times are told of elsewhere
+		there := m.Value == "" || m.Value == PlaneCluster || slices.Contains(ids, m.Value)
+		switch {
+		case m.Op == OpMatch:
+			if !x.holds(0, PlaneCluster) && !slices.ContainsFunc(ids, func(c string) bool { return x.holds(0, c) }) {
+				out = append(out, fmt.Sprintf("no cluster's id matches %q", m.Value))
+			}
+		case !there && m.Op == OpEqual:
+			out = append(out, fmt.Sprintf("there is no cluster %s", m.Value))
+		case !there:
+			out = append(out, fmt.Sprintf("there is no cluster %s: != holds for all that there are", m.Value))
+		}
 	}
 	return out
 }

@@ -55,7 +55,12 @@ func (a *API) testRule(ctx context.Context, rq *request, _ *struct{ RawBody []by
 		return nil, err
 	}
 	var b react.Backtest
-	if b.Rule, err = a.checkRule(ctx, rq, body.Rule); err != nil {
+	var had []string
+	if was, err := a.cfg.Alerts.Rule(ctx, body.Rule.Name); err == nil {
+		was, _ = rq.seesRule(was)
+		had = was.Rule.Clusters
+	}
+	if b.Rule, err = a.checkRule(ctx, rq, body.Rule, had); err != nil {
 		return nil, below("/rule", err)
 	}
 	b.Since = a.now().Add(-testWeek)
@@ -88,12 +93,12 @@ func (a *API) testRule(ctx context.Context, rq *request, _ *struct{ RawBody []by
 	if err != nil {
 		return nil, below("/rule", err)
 	}
-	all, err := a.rulesSeen(ctx, rq)
+	all, err := a.present(ctx, rq)
 	if err != nil {
 		return nil, err
 	}
 	b.Rule.Enabled = nil // it is judged as if it were
-	v := ruleTestView{Backtested: out, Alerts: make([]alertView, len(out.Alerts)), Warnings: warningsOf(&b.Rule, react.Plain(all))}
+	v := ruleTestView{Backtested: out, Alerts: make([]alertView, len(out.Alerts)), Warnings: warningsOf(&b.Rule, all)}
 	for i, x := range out.Alerts {
 		v.Alerts[i] = viewAlert(x)
 	}

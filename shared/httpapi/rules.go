@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"reflect"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/react"
 )
@@ -76,7 +78,7 @@ type storedRuleView struct {
 	UpdatedBy *operation.Actor `json:"updated_by"`
 	Faults    alert.Faults     `json:"faults,omitempty" doc:"Why it judges nothing: another version of the plane took it. Its alerts stay as they are"`
 	Failing   *ruleFailing     `json:"failing,omitempty" doc:"How judging by the rule, as it is now, failed in the streams that the caller sees"`
-	Warnings  []string         `json:"warnings" nullable:"false" doc:"What may be a slip: types that are in no catalogue, inhibitors that inhibit nothing, expressions that failed"`
+	Warnings  []string         `json:"warnings" nullable:"false" doc:"What may be a slip: types that are in no catalogue, inhibitors that inhibit nothing, clusters that were deleted, expressions that failed"`
 	Links     ruleLinks        `json:"links"`
 }
 
@@ -84,8 +86,8 @@ type ruleLinks struct {
 	Alerts string `json:"alerts"`
 }
 
-// viewRule is the rule as it is shown; all are the rules that there are.
-func viewRule(r react.Rule, all []*alert.Rule) storedRuleView {
+// viewRule is the rule as it is shown.
+func viewRule(r react.Rule, all present) storedRuleView {
 	v := storedRuleView{ID: r.ID, Rule: r.Rule, Version: r.Version, Digest: r.Digest, Shipped: r.Shipped, Override: r.Override, Faults: r.Faults(),
 		Links: ruleLinks{Alerts: alertsPath + "?rule=" + r.Rule.Name}}
 	v.Warnings = warningsOf(&r.Rule, all)
@@ -108,7 +110,7 @@ type ruleOutput struct {
 	Body storedRuleView
 }
 
-func answerRule(r react.Rule, all []*alert.Rule) *ruleOutput {
+func answerRule(r react.Rule, all present) *ruleOutput {
 	out := &ruleOutput{Body: viewRule(r, all)}
 	if r.Revision > 0 {
 		out.ETag = strconv.Quote(strconv.FormatInt(r.Revision, 10))
@@ -121,29 +123,21 @@ type RulePath struct {
 	ID string `path:"id" maxLength:"64" doc:"Id or name"`
 }
 
-// readRule reads a rule's text; clusters may be named in it.
-func (a *API) readRule(ctx context.Context, rq *request) (alert.Rule, error) {
-	var r alert.Rule
-	if err := alert.Decode(rq.body, &r); err != nil {
-		return r, err
-	}
-	return a.checkRule(ctx, rq, r)
-}
-
 // checkRule turns names of clusters in a rule that was read into ids, and holds the
-// rule to what can be known without the others.
-func (a *API) checkRule(ctx context.Context, rq *request, r alert.Rule) (alert.Rule, error) {
+// rule to what can be known without the others. had are clusters that it named before.
+func (a *API) checkRule(ctx context.Context, rq *request, r alert.Rule, had []string) (alert.Rule, error) {
 	if len(r.Clusters) <= alert.MaxClusters { // of more it says so, and looks none up
 		var err error
-		if r.Clusters, err = a.clustersOf(ctx, rq, r.Clusters); err != nil {
+		if r.Clusters, err = a.clustersOf(ctx, rq, r.Clusters, had); err != nil {
 			return r, err
 		}
 	}
 	return r, r.Validate()
 }
 
-// clustersOf turns names of clusters into ids.
-func (a *API) clustersOf(ctx context.Context, rq *request, names []string) ([]string, error) {
+// clustersOf turns names of clusters into ids. One of had that was deleted since may go
+// on being named, by its id.
+func (a *API) clustersOf(ctx context.Context, rq *request, names, had []string) ([]string, error) {
 	var out []string
 	for i, name := range names {
 		if name == alert.PlaneCluster {
@@ -151,6 +145,10 @@ func (a *API) clustersOf(ctx context.Context, rq *request, names []string) ([]st
 			continue
 		}
 		c, err := admission.FindCluster(ctx, a.cfg.Store, name)
+		if errors.Is(err, ledger.ErrNotFound) && slices.Contains(had, name) {
+			out = append(out, name)
+			continue
+		}
 		if err != nil || !rq.sees(c.ID) {
 			return nil, alert.Faults{{Pointer: "/clusters/" + strconv.Itoa(i), Code: "not_found", Detail: "names no cluster; plane is the plane's own stream"}}
 		}
@@ -172,7 +170,7 @@ func (a *API) createRule(ctx context.Context, rq *request, _ *struct {
 		return nil, err
 	}
 	made, was, err := once(ctx, a.cfg.Store, call, func() (react.Rule, error) {
-		r, err := a.checkRule(ctx, rq, said)
+		r, err := a.checkRule(ctx, rq, said, nil)
 		if err != nil {
 			return react.Rule{}, err
 		}
@@ -181,11 +179,11 @@ func (a *API) createRule(ctx context.Context, rq *request, _ *struct {
 	if err != nil {
 		return nil, err
 	}
-	all, err := a.rulesSeen(ctx, rq)
+	all, err := a.present(ctx, rq)
 	if err != nil {
 		return nil, err
 	}
-	return created(rulesPath, made.ID, was, viewRule(made, react.Plain(all))), nil
+	return created(rulesPath, made.ID, was, viewRule(made, all)), nil
 }
 
 func (a *API) listRules(ctx context.Context, rq *request, in *struct {
@@ -206,7 +204,11 @@ func (a *API) listRules(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
-	shipped, enabled, plain := parseBool(in.Shipped), parseBool(in.Enabled), react.Plain(all)
+	there, err := a.presentWith(ctx, all)
+	if err != nil {
+		return nil, err
+	}
+	shipped, enabled := parseBool(in.Shipped), parseBool(in.Enabled)
 	items, next := []storedRuleView{}, ""
 	for _, r := range all {
 		if r.Rule.Name <= place || shipped != nil && *shipped != r.Shipped || enabled != nil && *enabled != r.Rule.IsEnabled() {
@@ -216,7 +218,7 @@ func (a *API) listRules(ctx context.Context, rq *request, in *struct {
 			next = encodeCursor(key, items[len(items)-1].Rule.Name)
 			break
 		}
-		v := viewRule(r, plain)
+		v := viewRule(r, there)
 		v.fails(failing)
 		items = append(items, v)
 	}
@@ -248,7 +250,7 @@ func (a *API) getRule(ctx context.Context, rq *request, in *RulePath) (*ruleOutp
 	if !sees {
 		return nil, notFound("rule", in.ID)
 	}
-	all, err := a.rulesSeen(ctx, rq)
+	all, err := a.present(ctx, rq)
 	if err != nil {
 		return nil, err
 	}
@@ -256,7 +258,7 @@ func (a *API) getRule(ctx context.Context, rq *request, in *RulePath) (*ruleOutp
 	if err != nil {
 		return nil, err
 	}
-	out := answerRule(r, react.Plain(all))
+	out := answerRule(r, all)
 	out.Body.fails(failing)
 	return out, nil
 }
@@ -270,12 +272,15 @@ func (a *API) replaceRule(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
-	r, err := a.readRule(ctx, rq)
-	if err != nil {
+	var r alert.Rule
+	if err := alert.Decode(rq.body, &r); err != nil {
 		return nil, err
 	}
 	was, err := a.cfg.Alerts.Rule(ctx, in.ID)
 	if err != nil {
+		return nil, err
+	}
+	if r, err = a.checkRule(ctx, rq, r, was.Rule.Clusters); err != nil {
 		return nil, err
 	}
 	made, err := a.cfg.Alerts.UpdateRule(ctx, rq.call(), in.ID, revision, r)
@@ -323,7 +328,11 @@ func (a *API) overrideRule(ctx context.Context, rq *request, in *struct {
 	if err := alert.Decode(rq.body, &o); err != nil {
 		return nil, err
 	}
-	if o.Clusters, err = a.clustersOf(ctx, rq, o.Clusters); err != nil {
+	was, err := a.cfg.Alerts.Rule(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if o.Clusters, err = a.clustersOf(ctx, rq, o.Clusters, was.Rule.Clusters); err != nil {
 		return nil, err
 	}
 	made, err := a.cfg.Alerts.OverrideRule(ctx, rq.call(), in.ID, revision, o)

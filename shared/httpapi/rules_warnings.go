@@ -27,17 +27,46 @@ type deletedRule struct {
 	}
 }
 
+// present is what there is that rules and silences name.
+type present struct {
+	rules    []*alert.Rule
+	clusters []string // ids
+}
+
+// present reads what there is, of rules those that the caller may see.
+func (a *API) present(ctx context.Context, rq *request) (present, error) {
+	all, err := a.rulesSeen(ctx, rq)
+	if err != nil {
+		return present{}, err
+	}
+	return a.presentWith(ctx, all)
+}
+
+// presentWith is present, with rules that were read.
+func (a *API) presentWith(ctx context.Context, rules []react.Rule) (present, error) {
+	clusters, err := a.cfg.Store.Clusters(ctx)
+	if err != nil {
+		return present{}, err
+	}
+	out := present{rules: react.Plain(rules)}
+	for _, c := range clusters {
+		out.clusters = append(out.clusters, c.ID)
+	}
+	return out, nil
+}
+
 // warningsOf tells what of a rule may be a slip: types that no catalogue has, which an
 // agent that is newer may tell, and what it and others say of each other without
-// effect.
-func warningsOf(r *alert.Rule, all []*alert.Rule) []string {
+// effect; and which of its clusters are gone.
+func warningsOf(r *alert.Rule, all present) []string {
 	out := []string{}
 	for _, t := range r.Types() {
 		if _, known := event.Lookup(t); !known && !strings.HasSuffix(t, ".*") {
 			out = append(out, "event type "+t+" is in no catalogue: nothing known tells it")
 		}
 	}
-	return append(out, r.References(all)...)
+	out = append(out, r.References(all.rules)...)
+	return append(out, r.ClustersWithout(all.clusters)...)
 }
 
 // fails shows how judging by the rule failed, where it did.
@@ -80,11 +109,11 @@ func (a *API) rulesSeen(ctx context.Context, rq *request) ([]react.Rule, error) 
 // changedRule answers with a rule that was changed, and what names it by the name that
 // it had.
 func (a *API) changedRule(ctx context.Context, rq *request, was string, r react.Rule) (*ruleOutput, error) {
-	all, err := a.rulesSeen(ctx, rq)
+	all, err := a.present(ctx, rq)
 	if err != nil {
 		return nil, err
 	}
-	out := answerRule(r, react.Plain(all))
+	out := answerRule(r, all)
 	if was != r.Rule.Name {
 		left, err := a.leftBehind(ctx, was)
 		if err != nil {

@@ -13,7 +13,6 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/operation"
-	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -50,11 +49,11 @@ type silenceView struct {
 	Author    operation.Actor `json:"author"`
 	Reason    string          `json:"reason"`
 	CreatedAt time.Time       `json:"created_at"`
-	Warnings  []string        `json:"warnings" nullable:"false" doc:"What it names that there is not, of rules: a slip, or made later"`
+	Warnings  []string        `json:"warnings" nullable:"false" doc:"What it names that there is not, of rules and clusters: a slip, made later, or deleted; and that it holds for more than it names"`
 }
 
-// viewSilence is the silence as it is shown; rules are those that there are.
-func (a *API) viewSilence(s alert.Silence, rules []*alert.Rule) silenceView {
+// viewSilence is the silence as it is shown.
+func (a *API) viewSilence(s alert.Silence, all present) silenceView {
 	v := silenceView{Warnings: []string{}, ID: s.ID, Matchers: s.Matchers, StartsAt: s.StartsAt, EndsAt: s.EndsAt, State: "active", Author: s.Author, Reason: s.Reason, CreatedAt: s.Created}
 	switch now := a.now(); {
 	case !now.Before(s.EndsAt):
@@ -63,16 +62,17 @@ func (a *API) viewSilence(s alert.Silence, rules []*alert.Rule) silenceView {
 		v.State = "pending"
 	}
 	if v.State != "expired" {
-		v.Warnings = append(v.Warnings, alert.MatchersWithout(s.Matchers, rules)...)
-		v.Warnings = append(v.Warnings, alert.MatchersOfNothing(s.Matchers, rules)...)
+		v.Warnings = append(v.Warnings, alert.MatchersWithout(s.Matchers, all.rules)...)
+		v.Warnings = append(v.Warnings, alert.ClustersWithout(s.Matchers, all.clusters)...)
+		v.Warnings = append(v.Warnings, alert.MatchersOfNothing(s.Matchers, all.rules)...)
 	}
 	return v
 }
 
-// showSilence reads the rules for viewSilence.
+// showSilence reads what viewSilence needs.
 func (a *API) showSilence(ctx context.Context, rq *request, s alert.Silence) (silenceView, error) {
-	all, err := a.rulesSeen(ctx, rq)
-	return a.viewSilence(s, react.Plain(all)), err
+	all, err := a.present(ctx, rq)
+	return a.viewSilence(s, all), err
 }
 
 func (a *API) createSilence(ctx context.Context, rq *request, _ *struct {
@@ -130,11 +130,10 @@ func (a *API) listSilences(ctx context.Context, rq *request, in *struct {
 	if err != nil {
 		return nil, err
 	}
-	rules, err := a.rulesSeen(ctx, rq)
+	there, err := a.present(ctx, rq)
 	if err != nil {
 		return nil, err
 	}
-	plain := react.Plain(rules)
 	all = slices.DeleteFunc(all, func(s alert.Silence) bool { return !rq.seesSilence(s) })
 	at := func(s *alert.Silence) string { return record.TimeSort(s.StartsAt, s.ID) }
 	slices.SortFunc(all, func(a, b alert.Silence) int { return strings.Compare(at(&b), at(&a)) })
@@ -147,7 +146,7 @@ func (a *API) listSilences(ctx context.Context, rq *request, in *struct {
 			next = encodeCursor(key, at(&all[i-1]))
 			break
 		}
-		items = append(items, a.viewSilence(all[i], plain))
+		items = append(items, a.viewSilence(all[i], there))
 	}
 	return &listOutput[silenceView]{Body: newList(items, next)}, nil
 }
