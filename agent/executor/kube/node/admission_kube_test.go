@@ -5,6 +5,8 @@ package node
 import (
 	"context"
 	"fmt"
+	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,17 +53,34 @@ func freeze(t *testing.T, r *kuberig.Rig, n *corev1.Node) (name string) {
 // deaden puts a webhook before the changes of one node that nobody answers for.
 func deaden(t *testing.T, r *kuberig.Rig, n *corev1.Node) (name string) {
 	t.Helper()
+	return "webhook/" + hook(t, r, n, "https://127.0.0.1:1/")
+}
+
+// hang puts a webhook before the changes of one node that takes connections and never
+// answers.
+func hang(t *testing.T, r *kuberig.Rig, n *corev1.Node) (name string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0") // what comes in waits in its backlog
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return hook(t, r, n, "https://"+l.Addr().String()+"/")
+}
+
+func hook(t *testing.T, r *kuberig.Rig, n *corev1.Node, url string) (name string) {
+	t.Helper()
 	admin := r.Client(kuberig.Admin).AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	name = r.Name("dead") + ".example.com"
+	name = r.Name("hook") + ".example.com"
 	_, err := admin.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.ValidatingWebhook{{
-		Name: name, ClientConfig: admissionv1.WebhookClientConfig{URL: ptr.To("https://127.0.0.1:1/")}, Rules: []admissionv1.RuleWithOperations{ofNodes},
+		Name: name, ClientConfig: admissionv1.WebhookClientConfig{URL: ptr.To(url)}, Rules: []admissionv1.RuleWithOperations{ofNodes},
 		FailurePolicy: ptr.To(admissionv1.Fail), SideEffects: ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
 		MatchConditions: []admissionv1.MatchCondition{{Name: "one", Expression: fmt.Sprintf("request.name == %q", n.Name)}}}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = admin.Delete(context.Background(), name, metav1.DeleteOptions{}) })
-	return "webhook/" + name
+	return name
 }
 
 // TestNodePatchRefused: what refuses a node's patch is named by the dry run, and by the
@@ -124,6 +143,42 @@ func TestCordonRefusedLate(t *testing.T) {
 		if end, d := a.observe(j); d.Planned != nil || d.GPUs == nil || *d.GPUs != 0 || d.GPUHours == nil || *d.GPUHours != 0 || len(end.Residual) != 0 || !strings.Contains(end.Message, "schedulable, no pod was evicted") {
 			t.Errorf("%s tells %q, left %+v, %s", who, end.Message, end.Residual, end.Details)
 		}
+	}
+}
+
+// TestCordonBehindAWebhookThatHangs: what the cordon waits for is shown, and the drain
+// counts from when the node was cordoned.
+func TestCordonBehindAWebhookThatHangs(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	n, ns := r.Node("hung", kuberig.GPUs(8)), r.Namespace()
+	r.Deployment(ns, "web", 1, kuberig.OnNode(n.Name))
+	a := newAgent(t, r, func(o *cluster.Options) { o.CallTimeout = time.Second })
+	j := newJob(r, "node.drain", n, `{}`)
+	if o := a.execute(t.Context(), j, "preflight"); o.Class != operation.OutcomeDone {
+		t.Fatalf("%+v", o)
+	}
+	name := hang(t, r, n)
+	r.Await("it is in force", func(context.Context) (bool, error) {
+		return len(preview(t, a, "node.cordon", n, `{}`)) == 1, nil
+	})
+	result := a.start(j)
+	j.await(t, "that it hangs is shown", func() bool { return j.blocked("api_error") })
+	lifted := time.Now()
+	if err := r.Client(kuberig.Admin).AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	j.await(t, "it is shown no longer", func() bool {
+		shown := slices.IndexFunc(j.blockers, func(list []protocol.Blocker) bool { return hasCode(list, "api_error") })
+		return slices.ContainsFunc(j.blockers[shown:], func(list []protocol.Blocker) bool { return len(list) == 0 })
+	})
+	if e := <-result; e.o.Class != operation.OutcomeDone {
+		t.Fatalf("%+v", e)
+	}
+	c := CordonOf(r.NodeNow(n.Name))
+	end, d := a.observe(j)
+	if c == nil || d.Planned == nil || !d.Planned.Equal(c.Since) || c.Since.Before(lifted.Add(-2*time.Second)) {
+		t.Errorf("lifted at %s, cordoned by %+v, told %s", lifted, c, end.Details)
 	}
 }
 

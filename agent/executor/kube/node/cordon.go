@@ -5,7 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -72,17 +72,18 @@ func (e *nodes) toCordon(a *protocol.Assignment, n *corev1.Node, p *placing) wis
 	on, marked := cluster.ReadMark(n.Annotations)
 	marked = marked && on.SameRun(markOf(a))
 	p.placed, p.kept = false, nil
+	now := e.c.Now().UTC() // of this try: an earlier one may have hung for long and come to nothing
 	if !n.Spec.Unschedulable {
 		if marked { // an earlier patch of this run cordoned it: once is enough
 			return stopped("uncordoned_externally", fmt.Sprintf("node %s was cordoned by this operation, and somebody uncordoned it", n.Name))
 		}
 		p.placed = true
-		c, err := json.Marshal(protocol.Cordon{Owner: "opsplane", Operation: a.Operation, By: a.Actor.ID, Reason: a.Reason, Since: e.c.Now().UTC()})
+		c, err := json.Marshal(protocol.Cordon{Owner: "opsplane", Operation: a.Operation, By: a.Actor.ID, Reason: a.Reason, Since: now})
 		if err != nil {
 			return stopped("invalid_payload", fmt.Sprintf("encode the cordon: %v", err))
 		}
 		set := change{unschedulable: ptr.To(true), annotations: map[string]*string{cluster.AnnotationCordon: ptr.To(string(c)), cluster.AnnotationUncordon: nil, annotationDrain: nil}}
-		p.write(n, a, set.annotations)
+		p.write(n, a, now, set.annotations)
 		return wish{set: set}
 	}
 	if c := CordonOf(n); !ours(c, a.Operation) {
@@ -92,7 +93,7 @@ func (e *nodes) toCordon(a *protocol.Assignment, n *corev1.Node, p *placing) wis
 		return wish{done: fmt.Sprintf("node %s is cordoned", n.Name)}
 	}
 	set := change{annotations: map[string]*string{}}
-	p.write(n, a, set.annotations)
+	p.write(n, a, now, set.annotations)
 	return wish{set: set}
 }
 
@@ -106,18 +107,17 @@ type placing struct {
 	kept   *protocol.Cordon // somebody else's, which stays
 }
 
-// write adds the record to a patch. What an earlier lease of the run wrote there
-// stays: its pods were planned, and it is when the drain began.
-func (p *placing) write(n *corev1.Node, a *protocol.Assignment, annotations map[string]*string) {
+// write adds the record to a patch, planned now. What an earlier lease of the run
+// wrote there stays: its pods were planned, and it is when the drain began.
+func (p *placing) write(n *corev1.Node, a *protocol.Assignment, now time.Time, annotations map[string]*string) {
 	if p.record == nil {
 		return
 	}
 	if old := readRecord(n, a); old != nil {
-		maps.Copy(old.Pods, p.record.Pods)
-		if old.GPUs == nil {
-			old.GPUs = p.record.GPUs
-		}
+		old.add(p.record)
 		p.record = old
+	} else {
+		p.record.Planned = now
 	}
 	annotations[annotationDrain] = ptr.To(p.record.encode())
 }

@@ -142,10 +142,7 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 		on[pod.UID] = pod
 	}
 	if plan == nil && rec.cordoned() && rec.Pods != nil { // an earlier lease did the work
-		plan = map[types.UID]*planned{}
-		for uid, name := range rec.Pods {
-			plan[types.UID(uid)] = &planned{uid: types.UID(uid), name: name}
-		}
+		plan = rec.plan()
 	}
 	d.known = d.known || plan != nil
 	for uid, x := range plan {

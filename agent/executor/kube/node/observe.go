@@ -115,6 +115,9 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 	d := e.details(s, readRecord(r.node, a), r, a)
 	e.explain(ctx, d, r, a)
 	e.tellPods(a, end, d)
+	if d.GPUs == nil && unsettled(a) {
+		end.NotVerified = append(end.NotVerified, "how many GPUs were out of service, and for how long: whether the cordon came through is not known")
+	}
 	end.Details = d.encode()
 	if s != nil {
 		s.slim()
@@ -125,11 +128,18 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 	switch c := d.Counts; {
 	case c.Planned > 0:
 		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, c.Gone, c.Planned, countForced(c.Forced))
-	case !executor.CameThrough(a) && !d.known && executor.StepNamed(a, "preflight").Phase == operation.StepSucceeded:
+	case !executor.CameThrough(a) && !d.known && !unsettled(a) && executor.StepNamed(a, "preflight").Phase == operation.StepSucceeded:
 		end.Message = cordon + ", and nobody knows any more which evictions were planned"
 	default:
 		end.Message = cordon + ", " + executor.NoneEvicted(a)
 	}
+}
+
+// unsettled tells whether nobody knows what became of the drain's cordon, and no
+// eviction was begun yet.
+func unsettled(a *protocol.Assignment) bool {
+	evict := executor.StepNamed(a, "evict")
+	return executor.StepUnknown(a, "cordon") && evict.Attempts == 0 && (evict.Phase == "" || evict.Phase == operation.StepPending)
 }
 
 func (e *drainer) lastReading(s *session) *reading {

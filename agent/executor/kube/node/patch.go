@@ -53,6 +53,7 @@ func stopped(code, detail string) wish {
 func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *corev1.Node, judge func(n *corev1.Node) wish) (*corev1.Node, executor.Outcome) {
 	n := have
 	var busy executor.Outcome // of a server that takes no patch, however often
+	h := &hindrance{t: t}
 	for range maxConflicts {
 		if n == nil {
 			var code, detail string
@@ -69,6 +70,7 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 			return n, *w.stop
 		}
 		if w.done != "" {
+			h.over()
 			return n, executor.Done(w.done)
 		}
 		if on, ok := cluster.ReadMark(n.Annotations); ok && on.Stale(cluster.MarkOf(t)) {
@@ -82,12 +84,14 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 			return n, executor.Permanent("invalid_payload", err.Error())
 		}
 		var after *corev1.Node
+		begun := e.c.Now()
 		r, stop := e.c.Repeatable(ctx, t, what, "node/"+string(n.UID), n.Name, func(ctx context.Context) error {
 			var err error
 			after, err = e.c.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
 			return err
 		})
 		if d := refusedPatch(r.Err, what, n.Name); d != nil {
+			h.stands(begun, d.blocker(n.Name))
 			o := d.outcome()
 			o.CommandID = r.Command
 			return n, o
@@ -97,6 +101,7 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 		}
 		switch r.Category {
 		case cluster.OK:
+			h.over()
 			return after, executor.Done(fmt.Sprintf("%s of node %s accepted", what, n.Name))
 		case cluster.Conflict:
 			busy = executor.Transient("conflict", "the node is written to all the time")
@@ -105,6 +110,7 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 			if r.Category == cluster.Timeout {
 				busy = unanswered(r, "", what, n.Name)
 			}
+			h.stands(begun, unmet(r, what, n.Name).blocker(n.Name))
 			if s := executor.Wait(ctx, t, min(max(r.RetryAfter, apiPause), mostAfter)); s != "" {
 				return n, unanswered(r, s, what, n.Name)
 			}
@@ -115,6 +121,7 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 				return n, o
 			}
 		default:
+			h.stands(begun, unmet(r, what, n.Name).blocker(n.Name))
 			o := executor.Transient("api_error", fmt.Sprintf("%s of node %s: %v", what, n.Name, r.Err))
 			o.CommandID = r.Command
 			return n, o
@@ -130,6 +137,8 @@ func unanswered(r cluster.Reply, why, what, name string) executor.Outcome {
 	o := executor.Waiting(why, fmt.Sprintf("stopped before %s of node %s", what, name))
 	if r.Category == cluster.Timeout {
 		o = executor.Ambiguous(fmt.Sprintf("%s of node %s: the answer never came", what, name))
+		o.ActionCode = operation.ActRestoreDependency
+		o.ActionText = fmt.Sprintf("see that the API server answers, and every webhook that it asks about node %s; look whether the %s came through, then retry", name, what)
 	}
 	o.CommandID = r.Command
 	return o

@@ -120,9 +120,7 @@ func (d *drive) makePlan(ctx context.Context, n *corev1.Node) *executor.Outcome 
 	plan := map[types.UID]*planned{}
 	old := readRecord(n, d.t.Assignment)
 	if old != nil {
-		for uid, name := range old.Pods {
-			plan[types.UID(uid)] = &planned{uid: types.UID(uid), name: name}
-		}
+		plan = old.plan()
 	}
 	if old != nil && (s.record == nil || s.record.Planned.IsZero()) {
 		s.record = old

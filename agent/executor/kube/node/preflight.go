@@ -109,7 +109,6 @@ func (e *drainer) meet(ctx context.Context, a *protocol.Assignment, p payload, n
 // rehearseCordon asks for the cordon as the drain would place it, with its plan.
 func (e *drainer) rehearseCordon(ctx context.Context, a *protocol.Assignment, n *corev1.Node, sv *survey) (*refusal, error) {
 	r := e.newRecord(a, e.c.Now(), n, sv.verdicts)
-	r.Planned = r.Began
 	w := e.toCordon(a, n, &placing{record: r})
 	if w.stop != nil || w.done != "" { // the cordon itself says so
 		return nil, nil

@@ -30,6 +30,9 @@ type record struct {
 	Pods map[string]string `json:"pods"`
 	// NoGrace are those of them, by UID, whose own grace period is 0.
 	NoGrace []string `json:"no_grace,omitempty"`
+	// Finished are those of them, by UID, that had run to their end: none of them
+	// counts among what was to be evicted.
+	Finished []string `json:"finished,omitempty"`
 	// Cut: there were too many pods even for their UIDs.
 	Cut bool `json:"cut,omitempty"`
 }
@@ -43,9 +46,41 @@ func (e *nodes) newRecord(a *protocol.Assignment, began time.Time, n *corev1.Nod
 		if v.kind == toEvict && ownGrace(v.pod) == 0 {
 			r.NoGrace = append(r.NoGrace, string(v.pod.UID))
 		}
+		if v.kind == finished {
+			r.Finished = append(r.Finished, string(v.pod.UID))
+		}
 	}
 	slices.Sort(r.NoGrace)
+	slices.Sort(r.Finished)
 	return r
+}
+
+// add takes in the pods that only a later record of the same run knows.
+func (r *record) add(later *record) {
+	for uid, name := range later.Pods {
+		if _, has := r.Pods[uid]; has {
+			continue
+		}
+		r.Pods[uid] = name
+		if slices.Contains(later.NoGrace, uid) {
+			r.NoGrace = append(r.NoGrace, uid)
+		}
+		if slices.Contains(later.Finished, uid) {
+			r.Finished = append(r.Finished, uid)
+		}
+	}
+	if r.GPUs == nil {
+		r.GPUs = later.GPUs
+	}
+}
+
+// plan is the plan as far as the record tells it.
+func (r *record) plan() map[types.UID]*planned {
+	plan := make(map[types.UID]*planned, len(r.Pods))
+	for uid, name := range r.Pods {
+		plan[types.UID(uid)] = &planned{uid: types.UID(uid), name: name, finished: slices.Contains(r.Finished, uid)}
+	}
+	return plan
 }
 
 // maxRecord bounds the annotation: all of an object's annotations share 256 KiB.
@@ -63,7 +98,7 @@ func (r record) encode() string {
 		b, _ = json.Marshal(r)
 	}
 	if len(b) > maxRecord {
-		r.Pods, r.NoGrace, r.Cut = nil, nil, true
+		r.Pods, r.NoGrace, r.Finished, r.Cut = nil, nil, nil, true
 		b, _ = json.Marshal(r)
 	}
 	return string(b)

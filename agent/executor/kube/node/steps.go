@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -56,7 +57,10 @@ func (e *drainer) cordonPlanned(ctx context.Context, t *executor.Task, s *sessio
 		return o
 	}
 	s.record, s.node, s.nodeAt = p.record, p.node, e.c.Now()
-	if on := readRecord(p.node, t.Assignment); on != nil && !on.Cut { // of an earlier try, whose answer was lost
+	switch on := readRecord(p.node, t.Assignment); { // of an earlier try, whose answer was lost
+	case on != nil && on.Cut:
+		s.record.Planned = on.Planned
+	case on != nil:
 		s.record = on
 	}
 	o.Detail += s.record.account()
@@ -181,7 +185,9 @@ func (e *drainer) reckon(t *executor.Task, s *session, n *corev1.Node, sv *surve
 	} else if rec != nil {
 		for uid := range rec.Pods {
 			known[types.UID(uid)] = true
-			r.total++
+			if there[types.UID(uid)] != nil || !slices.Contains(rec.Finished, uid) {
+				r.total++
+			}
 		}
 	}
 	finishedKnown := 0

@@ -1,0 +1,173 @@
+package node
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	ktesting "k8s.io/client-go/testing"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// hangs makes the first patches of the node hang and come to nothing, as a webhook
+// does that never answers.
+func (b *outcomeBench) hangs(first int, answer error) {
+	b.client.PrependReactor("patch", "nodes", func(a ktesting.Action) (bool, runtime.Object, error) {
+		if dryRuns(a) || first == 0 {
+			return false, nil, nil
+		}
+		first--
+		time.Sleep(8 * time.Second)
+		return true, nil, answer
+	})
+}
+
+// What a cordon meets is shown from the first try on, since that one began, and taken
+// back when the cordon is through. The drain counts from the try that came through.
+func TestCordonThatHangs(t *testing.T) {
+	t.Parallel()
+	lost := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+	for name, tt := range map[string]struct {
+		answer error
+		code   string
+		rule   string
+		says   string
+		fails  bool // each attempt; else the patch is tried again within it
+	}{
+		"an answer that is lost": {lost, "api_error", "api_server", "a webhook may hang", false},
+		"a server that is busy":  {status(429, "busy"), "throttled", "api_server", "too busy for the cordon", false},
+		"a webhook that is away": {status(500, `failed calling webhook "guard.example.com": deadline exceeded`), "admission_refused", "webhook/guard.example.com", "deadline exceeded", true},
+		"an error of the server": {status(500, "etcd is sad"), "api_error", "api_server", "etcd is sad", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b := outcomeSetup(t, aPod("a"))
+				if o := b.run(b.e, "preflight"); o.Class != operation.OutcomeDone {
+					t.Fatalf("%+v", o)
+				}
+				b.hangs(3, tt.answer)
+				begun, told := time.Now().UTC(), [][]protocol.Blocker{}
+				b.task.Blocked = func(now []protocol.Blocker) { told = append(told, now) }
+				o := b.run(b.e, "cordon")
+				for tt.fails && o.Class == operation.OutcomeTransient {
+					time.Sleep(o.After)
+					b.task.Attempt++
+					o = b.run(b.e, "cordon")
+				}
+				if o.Class != operation.OutcomeDone || len(told) != 4 || len(told[3]) != 0 {
+					t.Fatalf("%+v, shown %+v", o, told)
+				}
+				if first := told[0][0]; first.Code != tt.code || first.Rule != tt.rule || first.Resource != "node/n" || !strings.Contains(first.Detail, tt.says) || first.Since == nil || !first.Since.Equal(begun) {
+					t.Errorf("shown first %+v", first)
+				}
+				n, err := b.client.CoreV1().Nodes().Get(t.Context(), "n", metav1.GetOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				since := CordonOf(n).Since
+				if since.Sub(begun) < 24*time.Second {
+					t.Errorf("the cordon is said to be there since %s, asked for at %s", since, begun)
+				}
+				if _, d := b.observe(b.e); d.Planned == nil || !d.Planned.Equal(since) {
+					t.Errorf("the drain counts from %v, not from %s", d.Planned, since)
+				}
+				if rec := readAccount(o.Detail); rec == nil || !rec.Planned.Equal(since) {
+					t.Errorf("the journal keeps %q", o.Detail)
+				}
+			})
+		})
+	}
+}
+
+// A cordon that hangs until the deadline leaves one thing open, whether it came
+// through: no eviction was issued.
+func TestCordonThatHangsToTheEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * linger)
+		b := outcomeSetup(t, aPod("a"))
+		if o := b.run(b.e, "preflight"); o.Class != operation.OutcomeDone {
+			t.Fatalf("%+v", o)
+		}
+		b.hangs(-1, apierrors.NewTimeoutError("request did not complete", 0))
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		b.task.Step = executor.StepNamed(b.task.Assignment, "cordon")
+		o := b.e.drain().Steps["cordon"].Execute(ctx, b.task)
+		if o.Class != operation.OutcomeAmbiguous || o.ActionCode != operation.ActRestoreDependency || !strings.Contains(o.ActionText, "every webhook that it asks about node n") {
+			t.Errorf("%+v", o)
+		}
+		b.task.Assignment.Steps[1].Phase = operation.StepUnknown
+		for who, e := range map[string]*drainer{"the agent": b.e, "another": b.agent()} {
+			end, d := b.observe(e)
+			if end.Message != "node is schedulable, no pod was evicted: it did not get past its step cordon" {
+				t.Errorf("%s tells %q", who, end.Message)
+			}
+			if open := strings.Join(end.NotVerified, "\n"); d.GPUs != nil || d.GPUHours != nil || !strings.Contains(open, "how many GPUs were out of service, and for how long: whether the cordon came through is not known") {
+				t.Errorf("%s tells %s, not verified %q", who, end.Details, open)
+			}
+		}
+	})
+}
+
+// Pods that had run to their end when the plan was made are no planned ones, whoever
+// counts them.
+func TestFinishedPodsAreNotCountedByAnHeir(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * linger)
+		b := outcomeSetup(t, aPod("a"), aPod("done", phase("Succeeded")))
+		if o := b.run(b.e, "preflight"); o.Detail != "1 pods to evict from node n" {
+			t.Fatalf("%+v", o)
+		}
+		if o := b.run(b.e, "cordon"); o.Class != operation.OutcomeDone {
+			t.Fatalf("%+v", o)
+		}
+		for _, name := range []string{"a", "done"} {
+			if err := b.client.CoreV1().Pods("ns").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait() // the cordon's event is told
+		b.task.Assignment.Generation = 2
+		reader, heir := b.agent(), b.agent()
+		if f := reader.probeGone(t.Context(), b.task); f.Detail != "1 of 1 pods gone" {
+			t.Errorf("probed %+v", f)
+		}
+		for _, step := range []string{"evict", "wait", "confirm"} {
+			if o := b.run(heir, step); o.Class != operation.OutcomeDone || !strings.HasPrefix(o.Detail, "1 of 1 pods gone") {
+				t.Errorf("%s: %+v", step, o)
+			}
+		}
+		for who, e := range map[string]*drainer{"the heir": heir, "one that reads the record": reader} {
+			end, d := b.observe(e)
+			if diff := cmp.Diff(counts{Planned: 1, Gone: 1}, d.Counts); diff != "" || !strings.Contains(end.Message, "1 of 1 planned pods gone") {
+				t.Errorf("%s tells %q: %s", who, end.Message, diff)
+			}
+		}
+	})
+}
+
+// A later plan adds its pods to that of an earlier lease, with all that is kept of
+// them, and changes nothing of the others.
+func TestRecordTakesInALaterOne(t *testing.T) {
+	t.Parallel()
+	gpus := 8
+	r := &record{Pods: map[string]string{"a": "ns/a"}}
+	r.add(&record{GPUs: &gpus, Pods: map[string]string{"a": "ns/a", "b": "ns/b", "c": "ns/c"}, NoGrace: []string{"a", "b"}, Finished: []string{"a", "c"}})
+	want := &record{GPUs: &gpus, Pods: map[string]string{"a": "ns/a", "b": "ns/b", "c": "ns/c"}, NoGrace: []string{"b"}, Finished: []string{"c"}}
+	if diff := cmp.Diff(want, r); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
