@@ -23,12 +23,27 @@ func (r *rollout) goal() *goal {
 
 // target is how many replicas the rollout has to renew to be what was asked for:
 // those that a partition lets go, be it the one of now or, if that was raised, the
-// one of the restart.
+// one of the restart. Where it was raised over a restart that nobody wrote down the
+// goal of, it may have been all of them.
 func (r *rollout) target() int {
-	if r.record == nil || r.record.Goal == nil {
+	switch {
+	case r.record == nil:
 		return r.want
+	case r.record.Goal != nil:
+		return max(r.want, r.desired-r.record.Goal.Partition)
+	case r.overtaken():
+		return r.desired
 	}
-	return max(r.want, r.desired-r.record.Goal.Partition)
+	return r.want
+}
+
+// overtaken tells whether the partition of now is certainly not the one of a restart
+// that an agent made which wrote down no goal: none is begun under a partition of all
+// replicas, and none renews more than a partition lets go. Only a StatefulSet counts
+// no replicas of a surge with the updated ones.
+func (r *rollout) overtaken() bool {
+	more := r.kind == statefulSets && r.partition > 0 && r.total <= r.desired && r.updated > r.want
+	return r.desired > 0 && r.want == 0 || more
 }
 
 // kept is how many replicas a partition keeps that kept them from the first.
@@ -100,8 +115,15 @@ func (r *rollout) holds() []cause {
 			"the update strategy of %s was changed to OnDelete after the restart: its controller replaces no pod until somebody deletes it", r.name())
 	}
 	if target := r.target(); r.want < target {
-		hold(codePartition, rulePartition, "the rest restarts when the partition is lowered",
-			"the partition of %s was raised to %d after the restart: it keeps %d of the %d replicas that were to restart", r.name(), r.partition, target-r.want, target)
+		was := fmt.Sprintf("the partition of %s was raised to %d after the restart", r.name(), r.partition)
+		if r.record.Goal == nil {
+			was = fmt.Sprintf("a partition of %d is not what %s was restarted under: it was raised, or replicas were taken away, after the restart", r.partition, r.name())
+		}
+		does := fmt.Sprintf("it keeps %d of the %d replicas that were to restart", target-max(r.want, r.updated), target)
+		if r.updated >= target {
+			does = fmt.Sprintf("all %d replicas that were to restart had their new template by then", target)
+		}
+		hold(codePartition, rulePartition, "the rest restarts when the partition is lowered", "%s: %s", was, does)
 	}
 	if r.emptied() {
 		what := fmt.Sprintf("%s was scaled from %d replicas to %d after the restart", r.name(), r.record.Goal.Replicas, r.desired)
@@ -116,8 +138,11 @@ func (r *rollout) holds() []cause {
 // tally words a count. More than are wanted, as while a rollout surges, is no part
 // of them.
 func tally(n, wanted int, are string) string {
-	if n > wanted {
+	switch {
+	case n > wanted:
 		return fmt.Sprintf("%d replicas %s, %d wanted", n, are, wanted)
+	case wanted == 0:
+		return "no replicas " + are
 	}
 	return fmt.Sprintf("%d of %d replicas %s", n, wanted, are)
 }

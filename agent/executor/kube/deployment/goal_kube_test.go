@@ -113,6 +113,54 @@ func TestGoalTakenAwayMidRoll(t *testing.T) {
 	}
 }
 
+// A roll that an agent began which wrote down no goal is taken over under a partition
+// that was raised in between: it does not succeed before that is lowered.
+func TestPartitionRaisedBeforeAHandOver(t *testing.T) {
+	t.Parallel()
+	s := setup(t, kuberig.Shared(t), "admin", cluster.Options{})
+	h := s.hands()
+	d := s.statefulSet("db", 3, nil)
+	before := s.pods("db")
+	l := s.lease(Roll(s.c), "StatefulSet", "db", string(d.UID), "never")
+	s.must(l, "preflight")
+	h.set(untouched) // the first that is made anew is the last, as long as it is not ready
+	s.must(l, "restart")
+	s.rig.For(t).AwaitPod(s.ns, "db-2", "of the restart, on its node", func(p *corev1.Pod) bool {
+		_, marked := cluster.ReadMark(p.Annotations)
+		return marked && p.Spec.NodeName != ""
+	})
+	made, err := s.admin.AppsV1().StatefulSets(s.ns).Get(s.ctx(), "db", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.change("statefulsets", "db", string(withoutGoal(t, made.Annotations[AnnotationRoll])))
+	s.change("statefulsets", "db", `{"spec":{"updateStrategy":{"rollingUpdate":{"partition":3}}}}`)
+	h.set(running)
+	s.start("db")
+	s.rig.For(t).Await("db settled under its partition", func(ctx context.Context) (bool, error) {
+		d, err := s.admin.AppsV1().StatefulSets(s.ns).Get(ctx, "db", metav1.GetOptions{})
+		return err == nil && d.Status.ObservedGeneration == d.Generation && d.Status.UpdatedReplicas == 1 && d.Status.AvailableReplicas == 3, err
+	})
+	one := l.next(Roll(s.c), 1)
+	ctx, stop := context.WithCancel(s.ctx())
+	waited := make(chan executor.Outcome, 1)
+	go func() { waited <- one.run(ctx, "wait") }()
+	if b := s.await(one, func(b protocol.Blocker) bool { return b.Code == codePartition }); !strings.Contains(b.Detail, "keeps") || b.Since == nil {
+		t.Errorf("blocker %+v", b)
+	}
+	stop()
+	if o := <-waited; o.Class != operation.OutcomeWaiting || !strings.Contains(o.Detail, "1 of 3 replicas updated") {
+		t.Errorf("wait: %+v", o)
+	}
+	s.change("statefulsets", "db", `{"spec":{"updateStrategy":{"rollingUpdate":{"partition":0}}}}`)
+	s.must(one, "wait", "confirm")
+	for name, uid := range s.pods("db") {
+		if before[name] == uid {
+			t.Errorf("pod %s was not restarted", name)
+		}
+	}
+}
+
 // start makes pods ready that nobody touched.
 func (s *site) start(app string) {
 	s.t.Helper()

@@ -151,7 +151,7 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 	case d == nil:
 		return []protocol.Blocker{{Code: "deployment_gone", Resource: q.TargetName, Detail: gone(a)}}, nil
 	}
-	hold, warnings, err := r.check(ctx, d, cluster.Mark{Operation: q.ID}, p)
+	holds, warnings, err := r.check(ctx, d, cluster.Mark{Operation: q.ID}, p)
 	denied = cluster.Denied("deployment/"+d.name(), err)
 	switch {
 	case denied != nil:
@@ -159,10 +159,7 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 	case err != nil:
 		return nil, fmt.Errorf("preview the restart of %s: %w", d.name(), err)
 	}
-	list := append([]protocol.Blocker{}, warnings...)
-	if hold != nil {
-		list = append(list, *hold)
-	}
+	list := append(append([]protocol.Blocker{}, warnings...), holds...)
 	if short := d.short(r.bounds, time.Duration(q.DeadlineMS)*time.Millisecond); short != nil {
 		list = append(list, *short)
 	}

@@ -1,9 +1,12 @@
 package deployment
 
 import (
+	"context"
 	"slices"
 
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // Rights are what deployment.roll needs of the agent's role.
@@ -31,4 +34,54 @@ func rightsOn(group, resource, what string) []cluster.Right {
 		{Verb: "watch", Group: group, Resource: resource, Why: "to follow the rollout of " + what},
 		{Verb: "patch", Group: group, Resource: resource, Why: "to restart " + what},
 	}
+}
+
+// needs are those of Rights without which a roll of the object does not come to its
+// end. That to read the object is the first.
+func (r *rollout) needs(p operation.RollPayload) []cluster.Right {
+	var list []cluster.Right
+	for _, right := range Rights {
+		var needed bool
+		switch right.Resource {
+		case r.resource.Resource:
+			needed = right.Group == r.resource.Group
+		case "pods":
+			needed = right.Verb != "delete" || p.Undo == "on_failure" && r.kind == statefulSets && r.ordered
+		case "replicasets":
+			needed = r.kind == deployments
+		case "events":
+			needed = right != cluster.EventRight && r.kind.events
+		}
+		if needed {
+			list = append(list, right)
+		}
+	}
+	return list
+}
+
+// lacking are the rights to roll d to its end that the agent's role lacks: the restart
+// itself does not meet most of them, and what follows it does too late. A review that
+// denies the read of d, which was just made, tells nothing: a role need not grant to ask.
+func (r *roller) lacking(ctx context.Context, d *rollout, p operation.RollPayload) ([]protocol.Blocker, error) {
+	var list []protocol.Blocker
+	for _, right := range d.needs(p) {
+		asked := right.Attributes()
+		asked.Namespace = d.object.GetNamespace()
+		if right.Resource == d.resource.Resource { // a watch of one object names it
+			asked.Name = d.object.GetName()
+		}
+		read, cancel := r.Read(ctx)
+		has, err := r.Allowed(read, asked)
+		cancel()
+		switch {
+		case err != nil:
+			return nil, err
+		case has:
+		case right.Verb == "get":
+			return nil, nil
+		default:
+			list = append(list, *right.Missing("deployment/" + d.name()))
+		}
+	}
+	return list, nil
 }

@@ -22,7 +22,8 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// Each right is taken away in turn: a roll that needs it fails and names it.
+// Each right is taken away in turn: a roll that needs it fails and names it before
+// anything is issued, and so does its dry run.
 func TestEachRightIsNeeded(t *testing.T) {
 	t.Parallel()
 	r := kuberig.Start(t, kuberig.Options{})
@@ -40,6 +41,11 @@ func TestEachRightIsNeeded(t *testing.T) {
 			r.For(t).Grant(user, "", rules...)
 			s := setup(t, r.For(t), user, cluster.Options{})
 			l := s.stuckRoll(without)
+			list, err := l.typ.Preview(s.ctx(), protocol.PreviewRequest{ID: "pre_1", Type: l.Type, TargetName: l.TargetName, TargetUID: l.TargetUID, Payload: l.Payload})
+			denied := slices.IndexFunc(list, func(b protocol.Blocker) bool { return b.Code == "forbidden" })
+			if err != nil || denied >= 0 != (without != cluster.EventRight) || denied >= 0 && (list[denied].Rule != "rbac" || !names(list[denied].Detail, without)) {
+				t.Errorf("preview %+v %v", list, err)
+			}
 			o := s.untilRefused(l)
 			if without == cluster.EventRight { // best effort: the operation goes on, and says nothing on the object
 				list, err := s.admin.CoreV1().Events(s.ns).List(s.ctx(), metav1.ListOptions{LabelSelector: cluster.LabelOperation})
@@ -48,11 +54,20 @@ func TestEachRightIsNeeded(t *testing.T) {
 				}
 				return
 			}
-			if named := fmt.Sprintf("cannot %s resource %q", without.Verb, without.Resource); o.ErrorCode != "forbidden" || !strings.Contains(o.Detail, named) {
-				t.Errorf("%+v does not say %s", o, named)
+			if o.ErrorCode != "forbidden" || !names(o.Detail, without) {
+				t.Errorf("%+v does not say %s", o, without)
+			}
+			if len(l.commands) > 0 {
+				t.Errorf("issued without the right to %s: %v", without, l.commands)
 			}
 		})
 	}
+}
+
+// names tells whether a detail says that the right is missing: in the authorizer's
+// words or in the agent's.
+func names(detail string, right cluster.Right) bool {
+	return strings.Contains(detail, fmt.Sprintf("cannot %s resource %q", right.Verb, right.Resource)) || strings.Contains(detail, "lacks the right to "+right.String())
 }
 
 // stuckRoll is a roll of an object for which the right matters, that does not

@@ -164,12 +164,16 @@ func (r *roller) preflight(ctx context.Context, t *executor.Task) executor.Outco
 	case d.restarted(cluster.MarkOf(t)):
 		return executor.Done(d.name() + " is restarted already")
 	}
-	hold, warnings, err := r.check(ctx, d, cluster.MarkOf(t), p)
+	holds, warnings, err := r.check(ctx, d, cluster.MarkOf(t), p)
 	switch {
 	case err != nil:
 		return unread(err)
-	case hold != nil:
-		return executor.Permanent(hold.Code, hold.Detail)
+	case len(holds) > 0:
+		var why []string
+		for _, hold := range holds {
+			why = append(why, hold.Detail)
+		}
+		return executor.Permanent(holds[0].Code, strings.Join(why, "; "))
 	}
 	text := fmt.Sprintf("%s %s has %d replicas, %d ready", d.kind.name, d.name(), d.desired, d.ready)
 	for _, w := range warnings {
@@ -178,14 +182,19 @@ func (r *roller) preflight(ctx context.Context, t *executor.Task) executor.Outco
 	return executor.Done(text)
 }
 
-// check finds what a restart would meet: a blocker that no restart gets past, or
-// what is worth knowing.
-func (r *roller) check(ctx context.Context, d *rollout, by cluster.Mark, p operation.RollPayload) (hold *protocol.Blocker, warnings []protocol.Blocker, err error) {
+// check finds what a restart would meet: what no restart gets past (one blocker, or
+// each right that is missing), and what is worth knowing.
+func (r *roller) check(ctx context.Context, d *rollout, by cluster.Mark, p operation.RollPayload) (holds, warnings []protocol.Blocker, err error) {
 	if hold := d.barred(p); hold != nil {
-		return hold, nil, nil
+		return []protocol.Blocker{*hold}, nil, nil
 	}
-	if hold, err := r.rehearse(ctx, d, by); hold != nil || err != nil {
-		return hold, nil, err
+	if holds, err = r.lacking(ctx, d, p); len(holds) > 0 || err != nil {
+		return holds, d.warnings(), err
 	}
-	return nil, d.warnings(), nil
+	if hold, err := r.rehearse(ctx, d, by); err != nil {
+		return nil, nil, err
+	} else if hold != nil {
+		holds = []protocol.Blocker{*hold}
+	}
+	return holds, d.warnings(), nil
 }

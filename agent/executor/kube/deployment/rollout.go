@@ -84,7 +84,10 @@ type restartStatus struct {
 func (r *rollout) name() string { return r.object.GetNamespace() + "/" + r.object.GetName() }
 
 func (r *rollout) String() string {
-	text := tally(r.updated, r.target(), "updated")
+	text := "no replicas to update"
+	if r.updated > 0 || r.target() > 0 {
+		text = tally(r.updated, r.target(), "updated")
+	}
 	if n := r.kept(); n > 0 {
 		text += fmt.Sprintf(", %d kept by a partition", n)
 	}

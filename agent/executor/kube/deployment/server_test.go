@@ -8,14 +8,17 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
@@ -34,6 +37,7 @@ type apiServer struct {
 	onGet  func(n int) // before the nth is answered
 	events func(w http.ResponseWriter, watch bool) (answered bool)
 	admit  func(object map[string]any) // a webhook that changes what is patched
+	lacks  []string                    // the rights that the agent's role lacks: "list replicasets"
 }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -74,6 +78,15 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.object = next
 		}
 		write(w, 200, next)
+	case strings.HasSuffix(path, "/selfsubjectaccessreviews"):
+		asked := &authorizationv1.SelfSubjectAccessReview{}
+		if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, asked); err != nil || asked.Spec.ResourceAttributes == nil {
+			refuse(w, 400, metav1.StatusReasonBadRequest)
+			return
+		}
+		what := asked.Spec.ResourceAttributes
+		allowed := what.Namespace == "web" && !slices.Contains(s.lacks, what.Verb+" "+what.Resource)
+		write(w, 201, map[string]any{"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "status": map[string]any{"allowed": allowed}})
 	case path == resource:
 		l := list(kind+"List", s.object).(map[string]any)
 		l["apiVersion"] = "apps/v1"
