@@ -187,7 +187,7 @@ func (s *Service) pending(ctx context.Context, r *target, limit int, now time.Ti
 			continue
 		}
 		switch {
-		case !isDue(d.Next, now):
+		case !isDue(d.Next, now) && !r.missed(d):
 			if next.IsZero() || d.Next.Before(next) {
 				next = d.Next
 			}

@@ -180,3 +180,44 @@ func TestManyAlertmanagers(t *testing.T) {
 		t.Errorf("fire when it is over: %v", got)
 	}
 }
+
+// What ended while a receiver was disabled, however shortly, ends at its Alertmanager as
+// soon as it is enabled; what fires is told once, and then as ever.
+func TestAlertmanagerEnabledAgain(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	am := newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+	var alerts []*alert.Alert
+	for i := range pushRound + 6 { // more than one round
+		alerts = append(alerts, p.alert(fmt.Sprint("hot", i)))
+	}
+	p.tell(alert.TypeFiring, alerts...)
+	p.run()
+	enable := func(on bool) {
+		t.Helper()
+		p.advance(time.Second)
+		sp := r.Spec
+		sp.Enabled = &on
+		if _, err := p.Update(t.Context(), call, r.ID, 0, sp); err != nil {
+			t.Fatal(err)
+		}
+		p.run()
+	}
+	enable(false)
+	p.tell(alert.TypeResolved, alerts[2:]...)
+	p.run()
+	pushes := len(am.all())
+	enable(true)
+	if got := am.firing(p.clock()); !cmp.Equal(got, []string{"hot0", "hot1"}) {
+		t.Errorf("fire when it is enabled: %v", got)
+	}
+	if n := len(am.all()) - pushes; n != 2 {
+		t.Errorf("%d pushes when it is enabled", n)
+	}
+	p.advance(10 * time.Second)
+	p.run()
+	if n := len(am.all()) - pushes; n != 2 {
+		t.Errorf("%d pushes since it is enabled", n)
+	}
+}

@@ -48,6 +48,12 @@ func (s *Service) target(ctx context.Context, receiver string) (*target, error) 
 	return t, err
 }
 
+// missed tells whether what an Alertmanager knows to fire may have ended while the
+// receiver was disabled: it is told at once of what is so now.
+func (t *target) missed(d *Delivery) bool {
+	return d.State == Active && d.LastAt.Before(t.EnabledAt)
+}
+
 // sendable tells whether a message has what the receiver is to be sent.
 func (t *target) sendable(d *Delivery) bool {
 	if t.Kind == KindAlertmanager {
