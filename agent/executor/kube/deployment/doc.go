@@ -10,6 +10,9 @@
 // DynamoGraphDeployment has no template of its own; its operator restarts it when
 // spec.restart.id changes.
 //
+// The rights that a roll of the object needs to its end are asked for before it, also
+// those that only its wait or its undo use: a restart is not left alone for want of one.
+//
 // # Waiting
 //
 // One watch on the object and one on its pods (of a Deployment also one on its
@@ -33,9 +36,10 @@
 //
 // A restart records its goal: the replicas and the partition that it found. Whoever
 // changes them, or the strategy, so that less is renewed holds the rollout (a cause
-// as well), and it is not rolled before that is taken back. A controller that does not
-// observe the restart, or leaves something undone while no pod stops or gets ready, is
-// a cause after Bounds.Silence.
+// as well), and it is not rolled before that is taken back. So it is under a record of an
+// older agent that kept no goal, as far as a raised partition shows by itself. A
+// controller that does not observe the restart, or leaves something undone while no pod
+// stops or gets ready, is a cause after Bounds.Silence.
 //
 // Pods are told by UIDs: a Deployment's by the ReplicaSets that it controls, a
 // StatefulSet's by itself. What is said at the end is counted from them: which are

@@ -3,6 +3,7 @@ package deployment
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -93,7 +94,7 @@ func TestRaisedUnderARecordWithoutAGoal(t *testing.T) {
 			}
 			end := ending(t, d, objects...)
 			for _, want := range tt.verified {
-				if !contains(end.Verified, want) {
+				if !slices.Contains(end.Verified, want) {
 					t.Errorf("verified %q lacks %q", end.Verified, want)
 				}
 			}
@@ -112,15 +113,6 @@ func TestRaisedUnderARecordWithoutAGoal(t *testing.T) {
 			}
 		})
 	}
-}
-
-func contains(list []string, s string) bool {
-	for _, x := range list {
-		if x == s {
-			return true
-		}
-	}
-	return false
 }
 
 // TestNothingToRenewIsNoCount: "0 of 0" says nothing.
