@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -186,15 +188,30 @@ const (
 )
 
 // summary fills a rule's summary in: "{subject}" is the name of what the last
-// match was about; what is not known is said so.
+// match was about; what is not known is said so. It is one line.
 func summary(text string, group map[string]string, subject string) string {
+	text = strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", " ")
 	if !strings.Contains(text, "{") {
 		return text
 	}
-	known := func(v string) string { return cmp.Or(v, "(unknown)") }
+	known := func(v string) string { return cmp.Or(visible(v), "(unknown)") }
 	pairs := make([]string, 0, 2*len(group)+2)
 	for _, k := range slices.Sorted(maps.Keys(group)) {
 		pairs = append(pairs, "{"+k+"}", known(group[k]))
 	}
 	return strings.NewReplacer(append(pairs, "{subject}", known(subject))...).Replace(text)
+}
+
+// visible writes out what would break a line, or have it read otherwise than it is
+// stored: control characters, separators of lines and overrides of the direction.
+func visible(s string) string {
+	var out strings.Builder
+	for _, r := range s {
+		if clean := r == utf8.RuneError || r != '\t' && r != '\n' && operation.CleanText(string(r)); clean {
+			out.WriteRune(r)
+		} else {
+			out.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
+		}
+	}
+	return out.String()
 }

@@ -93,6 +93,9 @@ func written(v any) (string, bool) {
 	case types.Uint:
 		return strconv.FormatUint(uint64(x), 10), true
 	case types.Double:
+		if x == 0 {
+			x = 0 // without a sign: both are the same to a condition
+		}
 		return strconv.FormatFloat(float64(x), 'f', -1, 64), true
 	case types.Bool:
 		return strconv.FormatBool(bool(x)), true
