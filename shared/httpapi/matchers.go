@@ -18,8 +18,9 @@ import (
 // ids, and refuses what no alert can have: a cluster that there is not, a severity
 // that is none, a rule without a name, or a cluster that the caller does not see. Of a pattern one cluster's id, or
 // one severity, must match. Their
-// form is for the domain to check.
-func (a *API) matchers(ctx context.Context, rq *request, in []alert.Match) ([]alert.Match, error) {
+// form is for the domain to check. One of had may go on being there, whose cluster was
+// deleted since.
+func (a *API) matchers(ctx context.Context, rq *request, in, had []alert.Match) ([]alert.Match, error) {
 	if len(in) > alert.MaxMatchers {
 		return in, nil // it is told so, and none is looked up
 	}
@@ -28,6 +29,7 @@ func (a *API) matchers(ctx context.Context, rq *request, in []alert.Match) ([]al
 	for i := range out {
 		m := &out[i]
 		m.Name = ""
+		was := slices.IndexFunc(had, func(h alert.Match) bool { return h.Field == m.Field && h.Op == m.Op && h.Value == m.Value })
 		wrong := func(code, detail string) {
 			f = append(f, alert.Fault{Pointer: "/matchers/" + strconv.Itoa(i) + "/value", Code: code, Detail: detail})
 		}
@@ -47,13 +49,17 @@ func (a *API) matchers(ctx context.Context, rq *request, in []alert.Match) ([]al
 					ids = append(ids, c.ID)
 				}
 			}
-			if !matchesSome(*m, ids, func(id string) alert.Alert { return alert.Alert{Cluster: id} }) {
+			if was < 0 && !matchesSome(*m, ids, func(id string) alert.Alert { return alert.Alert{Cluster: id} }) {
 				wrong("not_found", "matches no cluster's id: a pattern is of ids; = and != take names, too")
 			}
 		case m.Field == "cluster" && m.Value != alert.PlaneCluster:
 			c, err := admission.FindCluster(ctx, a.cfg.Store, m.Value)
 			if err != nil && !errors.Is(err, ledger.ErrNotFound) {
 				return nil, err
+			}
+			if err != nil && was >= 0 {
+				m.Name = had[was].Name
+				continue
 			}
 			if err != nil || !rq.sees(c.ID) {
 				wrong("not_found", "names no cluster, by id or name; plane is the plane's own stream")

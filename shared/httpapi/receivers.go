@@ -13,7 +13,6 @@ import (
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/operation"
-	"github.com/opsplane/opsplane/shared/react"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -72,7 +71,7 @@ type receiverView struct {
 	UpdatedAt    time.Time            `json:"updated_at"`
 	UpdatedBy    operation.Actor      `json:"updated_by"`
 	Secret       *string              `json:"secret,omitempty" doc:"Shown once, by what makes it"`
-	Warnings     []string             `json:"warnings" nullable:"false" doc:"What its matchers name that there is not, of rules, and what a change that leaves it is refused for"`
+	Warnings     []string             `json:"warnings" nullable:"false" doc:"What its matchers name that there is not, of rules and clusters, and what a change that leaves it is refused for"`
 	Links        receiverLinks        `json:"links"`
 }
 
@@ -80,8 +79,8 @@ type receiverLinks struct {
 	Deliveries string `json:"deliveries"`
 }
 
-// viewReceiver is the receiver as it is shown; rules are those that there are.
-func (a *API) viewReceiver(r notify.Receiver, rules []*alert.Rule) receiverView {
+// viewReceiver is the receiver as it is shown.
+func (a *API) viewReceiver(r notify.Receiver, all present) receiverView {
 	timeout := r.Timeout
 	if timeout == 0 {
 		timeout = alert.Duration(notify.DefaultTimeout)
@@ -93,7 +92,8 @@ func (a *API) viewReceiver(r notify.Receiver, rules []*alert.Rule) receiverView 
 	if v.Labels == nil {
 		v.Labels = map[string]string{}
 	}
-	v.Warnings = append(v.Warnings, alert.MatchersWithout(r.Matchers, rules)...)
+	v.Warnings = append(v.Warnings, alert.MatchersWithout(r.Matchers, all.rules)...)
+	v.Warnings = append(v.Warnings, alert.ClustersWithout(r.Matchers, all.clusters)...)
 	for _, f := range a.cfg.Receivers.Outdated(r) {
 		v.Warnings = append(v.Warnings, fmt.Sprintf("a change is refused that leaves %s: %s", f.Pointer, f.Detail))
 	}
@@ -105,13 +105,13 @@ type receiverOutput struct {
 	Body receiverView
 }
 
-// answerReceiver reads the rules for viewReceiver.
+// answerReceiver reads what viewReceiver needs.
 func (a *API) answerReceiver(ctx context.Context, rq *request, r notify.Receiver, secret string) (*receiverOutput, error) {
-	rules, err := a.rulesSeen(ctx, rq)
+	all, err := a.present(ctx, rq)
 	if err != nil {
 		return nil, err
 	}
-	out := &receiverOutput{ETag: strconv.Quote(strconv.FormatInt(r.Revision, 10)), Body: a.viewReceiver(r, react.Plain(rules))}
+	out := &receiverOutput{ETag: strconv.Quote(strconv.FormatInt(r.Revision, 10)), Body: a.viewReceiver(r, all)}
 	out.Body.Secret = orNull(secret)
 	return out, nil
 }
@@ -136,7 +136,7 @@ func (a *API) createReceiver(ctx context.Context, rq *request, _ *struct {
 	made, was, err := once(ctx, a.cfg.Store, call, func() (*receiverOutput, error) {
 		sp := sp
 		var err error
-		if sp.Matchers, err = a.matchers(ctx, rq, sp.Matchers); err != nil {
+		if sp.Matchers, err = a.matchers(ctx, rq, sp.Matchers, nil); err != nil {
 			return nil, err
 		}
 		r, secret, err := a.cfg.Receivers.Create(ctx, call, sp)
@@ -167,11 +167,11 @@ func (a *API) listReceivers(ctx context.Context, rq *request, in *struct{ PageIn
 	if err != nil {
 		return nil, err
 	}
-	rules, err := a.rulesSeen(ctx, rq)
+	there, err := a.present(ctx, rq)
 	if err != nil {
 		return nil, err
 	}
-	items, next, plain := []receiverView{}, "", react.Plain(rules)
+	items, next := []receiverView{}, ""
 	for _, r := range all {
 		if r.Name <= place {
 			continue
@@ -180,7 +180,7 @@ func (a *API) listReceivers(ctx context.Context, rq *request, in *struct{ PageIn
 			next = encodeCursor(key, items[len(items)-1].Name)
 			break
 		}
-		items = append(items, a.viewReceiver(r, plain))
+		items = append(items, a.viewReceiver(r, there))
 	}
 	return &listOutput[receiverView]{Body: newList(items, next)}, nil
 }
@@ -206,7 +206,11 @@ func (a *API) replaceReceiver(ctx context.Context, rq *request, in *struct {
 	if err := alert.Decode(rq.body, &sp); err != nil {
 		return nil, err
 	}
-	if sp.Matchers, err = a.matchers(ctx, rq, sp.Matchers); err != nil {
+	was, err := a.cfg.Receivers.Receiver(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if sp.Matchers, err = a.matchers(ctx, rq, sp.Matchers, was.Matchers); err != nil {
 		return nil, err
 	}
 	r, err := a.cfg.Receivers.Update(ctx, rq.call(), in.ID, revision, sp)

@@ -155,6 +155,13 @@ func TestWarningsOfReceivers(t *testing.T) {
 	p.do("admin", "PUT", "/v1/rules/mine", `{"name":"ours","on":["node.left"]}`).want(200)
 	p.do("admin", "GET", "/v1/receivers/xid", nil).want(200).warns("there is no rule mine")
 
+	// One of a cluster that is deleted.
+	p.do("admin", "POST", "/v1/receivers", body("west", matcher("cluster", "=", p.other.ID))).want(201).warns()
+	must(t, p.reg.Delete(t.Context(), root, "west"))
+	p.do("admin", "GET", "/v1/receivers/west", nil).want(200).warns("there is no cluster " + p.other.ID)
+	p.do("admin", "PUT", "/v1/receivers/west", body("west", matcher("cluster", "=", p.other.ID))).want(200).warns("there is no cluster " + p.other.ID)
+	p.do("admin", "PUT", "/v1/receivers/xid", body("xid", matcher("cluster", "=", p.other.ID))).problem(422, problem.Invalid).points("/matchers/0/value")
+
 	// One that an earlier plane took.
 	it, err := p.db.Get(t.Context(), record.ReceiverKey(p.do("admin", "GET", "/v1/receivers/all", nil).want(200).str("id")))
 	must(t, err)

@@ -88,7 +88,7 @@ func (a *API) createSilence(ctx context.Context, rq *request, _ *struct {
 		return nil, err
 	}
 	made, was, err := once(ctx, a.cfg.Store, call, func() (alert.Silence, error) {
-		matchers, err := a.matchers(ctx, rq, body.Matchers)
+		matchers, err := a.matchers(ctx, rq, body.Matchers, nil)
 		if err != nil {
 			return alert.Silence{}, err
 		}
