@@ -81,24 +81,43 @@ func (g *Group) told() string {
 
 // keep takes an open alert over to its changed rule: as firing, until the rule's
 // own resolve_when or time of quiet, counted from now, ends it; a pending one
-// waits from now.
+// waits from now. One whose condition is over already - it flaps, or is kept firing -
+// goes on as that, for no longer than it would have, and ends where the changed rule
+// knows no such thing.
 func (s *Stream) keep(c *Compiled, g *Group, clock int64) {
-	was, other := g.Alert.State, s.looksOther(c, g)
-	*g = Group{
+	was, other, over := g.Alert.State, s.looksOther(c, g), g.Raw == "" || g.ClearAt > 0
+	flaps := g.Flapping && c.Rule.Flap != nil
+	next := Group{
 		Rule: g.Rule, Digest: c.Digest, Values: g.Values, Other: g.Other, Seq: g.Seq, Touched: clock,
 		Active: true, Last: clock, Open: g.Open, Raw: Firing, CauseSeq: g.CauseSeq, CauseAt: g.CauseAt,
 		Alert: g.Alert, MuteUntil: g.MuteUntil, Count: g.Count, Evidence: g.Evidence, Subject: g.Subject, Operation: g.Operation, Cause: g.Cause,
 		key: g.key, hash: g.hash, heap: g.heap, idle: g.idle, due: g.due,
 	}
-	if was == Pending && c.Rule.For > 0 {
-		g.Raw, g.PendingAt = Pending, clock
+	if flaps {
+		next.Flapping, next.Changes = true, g.Changes
 	}
+	switch {
+	case !over && g.Raw == Pending && c.Rule.For > 0:
+		next.Raw, next.PendingAt = Pending, clock
+	case !over:
+	case g.ClearAt > 0 && c.Rule.KeepFiringFor > 0:
+		next.Active, next.ClearAt = g.Active, min(g.ClearAt, clock+c.Rule.KeepFiringFor.ms())
+	case flaps:
+		next.Active, next.Raw = g.Active, ""
+	default:
+		g.Flapping = false
+		s.tell(c, g, []effect{{kind: TypeResolved, state: Resolved, reason: ReasonEnded, clock: clock}})
+		s.remove(g)
+		return
+	}
+	unsteady := g.Flapping && !flaps
+	*g = next
 	switch {
 	case was == Pending && c.Rule.For == 0:
 		f := c.face()
 		g.Alert.Face = &f
 		s.tell(c, g, []effect{{kind: TypeFiring, state: Firing, reason: ReasonHolds, clock: clock}})
-	case other:
+	case other || unsteady:
 		s.reshow(c, g, clock)
 	}
 	s.reinhibit(c, g, clock)
