@@ -219,8 +219,9 @@ func (m Match) allows(r *Rule) bool {
 			return true
 		}
 	}
-	if m.Field == "cluster" {
-		return true // which there are is held against the fleet
+	if m.Field == "cluster" { // which there are is held against the fleet
+		x, _ := CompileSilence(Silence{Matchers: []Match{m}}) // its times are told of elsewhere
+		return len(r.Clusters) == 0 || slices.ContainsFunc(r.Clusters, func(c string) bool { return x.holds(0, c) })
 	}
 	x := Matcher{Silence: Silence{Matchers: []Match{m}}}
 	if m.Op == OpMatch {

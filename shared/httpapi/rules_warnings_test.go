@@ -155,3 +155,24 @@ func TestRulesThatFail(t *testing.T) {
 		t.Errorf("alerts %v", alerts)
 	}
 }
+
+// Matchers of a rule and of a cluster that it does not look at choose nothing.
+func TestMatchersOfOtherClusters(t *testing.T) {
+	t.Parallel()
+	p := setup(t, func(c *Config) { c.Receivers = &notify.Service{Store: c.Store} })
+	ends := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	p.do("admin", "POST", "/v1/rules", `{"name":"own","on":["node.left"],"clusters":["`+p.cluster.ID+`"]}`).want(201)
+	for _, c := range []struct {
+		op, cluster string
+		nothing     bool
+	}{{"=", p.cluster.ID, false}, {"=", p.other.ID, true}, {"=", "plane", true}, {"!=", p.cluster.ID, true}, {"!=", p.other.ID, false}, {"=~", "clu_.*", false}} {
+		ms := append(matcher("rule", "=", "own"), matcher("cluster", c.op, c.cluster)...)
+		var want []string
+		if c.nothing {
+			want = []string{"no rule that there is makes an alert for which all"}
+		}
+		p.do("operator", "POST", "/v1/silences", m{"reason": "x", "ends_at": ends, "matchers": ms}).want(201).warns(want...)
+		p.do("admin", "POST", "/v1/receivers", m{"name": "r", "kind": "webhook", "url": "https://hooks.example.com/x", "matchers": ms}).want(201).warns(want...)
+		p.do("admin", "DELETE", "/v1/receivers/r", nil).want(204)
+	}
+}
