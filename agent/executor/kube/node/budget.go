@@ -144,6 +144,8 @@ type hold struct {
 	why  string
 	act  string
 	by   *budget // the one budget that allows nothing at the moment
+	// since is when it began, where that is known.
+	since *time.Time
 }
 
 // rule finds what the disruption budgets say to an eviction of the pod, as the

@@ -96,7 +96,7 @@ func (d *drive) feel(l *look) {
 	if away, _ := follow.Trouble(d.c.Pulse, d.s.pods); away != nil {
 		l.away = true
 		b := away.Blocker()
-		l.hold(b.Code, b.Resource, b.Rule, b.Detail, nil)
+		l.hold(b.Code, b.Resource, b.Rule, b.Detail, nil).since = b.Since
 	}
 }
 
@@ -252,8 +252,9 @@ func sorted(plan map[types.UID]*planned, p payload) []*planned {
 
 func (l *look) wake(d time.Duration) { l.next = min(l.next, max(d, 0)) }
 
-func (l *look) hold(code, resource, rule, why string, p *planned) {
+func (l *look) hold(code, resource, rule, why string, p *planned) *held {
 	l.holds = append(l.holds, held{hold{code: code, rule: rule, why: why}, resource, p})
+	return &l.holds[len(l.holds)-1]
 }
 
 // ahead adds to blockers what will become of them at the deadline.

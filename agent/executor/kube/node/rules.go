@@ -26,7 +26,7 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 	}
 	if len(l.waiting) > 0 {
 		if code, why := ailing(d.s.node, now); code != "" {
-			l.hold(code, "node/"+d.s.node.Name, "", why, nil)
+			l.hold(code, "node/"+d.s.node.Name, "", why, nil).since = readySince(d.s.node)
 		}
 	}
 	spaces := map[string][]*budget{}
@@ -267,7 +267,7 @@ func (d *drive) tell(l *look) {
 	}
 	list := make([]protocol.Blocker, len(l.holds))
 	for i, h := range l.holds {
-		list[i] = protocol.Blocker{Code: h.code, Resource: h.resource, Rule: h.rule, Detail: h.why}
+		list[i] = protocol.Blocker{Code: h.code, Resource: h.resource, Rule: h.rule, Detail: h.why, Since: h.since}
 	}
 	d.t.Blocked(ahead(d.t, d.p, list))
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -57,6 +58,12 @@ func TestServerThatHangs(t *testing.T) {
 			t.Errorf("held by %q, at last %+v", codes, l.first())
 		}
 		d.t.Cancelled = nil
+		var told []protocol.Blocker
+		d.t.Blocked = func(now []protocol.Blocker) { told = now }
+		d.t.Progress = func(int, int, string, string) {}
+		if d.tell(l); len(told) == 0 || told[0].Since == nil || !told[0].Since.Equal(begun.Add(clustertest.Quiet)) {
+			t.Errorf("told %+v, silent since %s", told, begun.Add(clustertest.Quiet).UTC())
+		}
 		if d.halted = "interrupted"; d.ended(l).ErrorCode != "api_unavailable" {
 			t.Errorf("at the deadline: %+v", d.ended(l))
 		}
@@ -89,4 +96,19 @@ func TestServerHangsWhileVolumesAreDetached(t *testing.T) {
 			t.Errorf("%+v, told %+v", o, told)
 		}
 	})
+}
+
+// A node is as it is since its condition says so, not since a drain came to see it.
+func TestReadySince(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	n := theNode(false)
+	n.Status.Conditions = nil
+	if since := readySince(n); since != nil {
+		t.Errorf("without a condition: %s", since)
+	}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.NewTime(at)}}
+	if since := readySince(n); since == nil || !since.Equal(at) {
+		t.Errorf("since %v", since)
+	}
 }

@@ -321,6 +321,16 @@ func ailing(n *corev1.Node, now time.Time) (code, why string) {
 	return "", ""
 }
 
+// readySince is since when the node has been ready, or not; nil: nobody tells.
+func readySince(n *corev1.Node) *time.Time {
+	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	if i < 0 {
+		return nil
+	}
+	at := n.Status.Conditions[i].LastTransitionTime.UTC()
+	return &at
+}
+
 // notReadyFor is how long a node is not ready until that is worth a word: it is for a
 // moment when its kubelet starts.
 const notReadyFor = 5 * time.Minute
