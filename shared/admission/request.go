@@ -131,9 +131,9 @@ func RepeatedKey(body []byte) (pointer string, found bool) {
 					if l.keys == nil {
 						l.key = strconv.Itoa(l.index)
 					}
-					pointer += "/" + escape(l.key)
+					pointer += "/" + operation.EscapePointer(l.key)
 				}
-				return pointer + "/" + escape(strings.ToValidUTF8(name[:min(len(name), 128)], "")), true
+				return pointer + "/" + operation.EscapePointer(strings.ToValidUTF8(name[:min(len(name), 128)], "")), true
 			}
 			top.keys[name] = true
 			top.key = name
@@ -145,7 +145,6 @@ func RepeatedKey(body []byte) (pointer string, found bool) {
 }
 
 // escape escapes a name for a JSON pointer (RFC 6901, section 3).
-func escape(name string) string { return strings.NewReplacer("~", "~0", "/", "~1").Replace(name) }
 
 // parse reads one operation request that sits at the pointer, and collects
 // every error of its fields.
@@ -256,7 +255,7 @@ func secretIn(raw json.RawMessage) string {
 			}
 		case map[string]any:
 			for k, x := range v {
-				if p := walk(at+"/"+escape(k), x); p != "" {
+				if p := walk(at+"/"+operation.EscapePointer(k), x); p != "" {
 					return p
 				}
 			}

@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"cel.dev/cel-go/cel"
+
+	"github.com/opsplane/opsplane/shared/operation"
 )
 
 // Compiled is a rule that is ready to judge.
@@ -64,9 +66,9 @@ func compileRule(r Rule, ruleID string, version int64, metered bool) (*Compiled,
 	c.match = cond("/when", Clause{On: r.On, When: r.When})
 	c.keys = slices.Sorted(maps.Keys(r.GroupBy))
 	for _, k := range c.keys {
-		p := compile(&f, "/group_by/"+escape(k), r.GroupBy[k], cel.StringType, metered)
+		p := compile(&f, "/group_by/"+operation.EscapePointer(k), r.GroupBy[k], cel.StringType, metered)
 		if p == nil && r.GroupBy[k] == "" {
-			f.add("/group_by/"+escape(k), CodeRequired, "must be an expression that gives a string")
+			f.add("/group_by/"+operation.EscapePointer(k), CodeRequired, "must be an expression that gives a string")
 		}
 		c.group = append(c.group, p)
 	}

@@ -179,7 +179,7 @@ func (v *value) addYAML(kv *ast.MappingValueNode, pointer string, depth int) err
 	if !ok {
 		return Faults{{pointer, t.Position.Line, t.Position.Column, CodeSyntax, "a key must be a plain string"}}
 	}
-	x, err := fromYAML(kv.Value, pointer+"/"+escape(key.Value), depth+1)
+	x, err := fromYAML(kv.Value, pointer+"/"+operation.EscapePointer(key.Value), depth+1)
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (v *value) addYAML(kv *ast.MappingValueNode, pointer string, depth int) err
 
 func (v *value) set(key string, x *value, at place, pointer string) error {
 	if _, twice := v.fields[key]; twice {
-		return Faults{{pointer + "/" + escape(key), at.line, at.column, CodeSyntax, "is there twice"}}
+		return Faults{{pointer + "/" + operation.EscapePointer(key), at.line, at.column, CodeSyntax, "is there twice"}}
 	}
 	v.keys, v.fields[key], v.at[key] = append(v.keys, key), x, at
 	return nil
@@ -257,7 +257,7 @@ func fromJSON(d *json.Decoder, data []byte, pointer string, depth int) (*value, 
 				return nil, err
 			}
 			key, _ := k.(string)
-			x, err := fromJSON(d, data, pointer+"/"+escape(key), depth+1)
+			x, err := fromJSON(d, data, pointer+"/"+operation.EscapePointer(key), depth+1)
 			if err != nil {
 				return nil, err
 			}
@@ -281,11 +281,6 @@ func fromJSON(d *json.Decoder, data []byte, pointer string, depth int) (*value, 
 		v.kind = "null"
 	}
 	return v, nil
-}
-
-// escape writes a key as a part of a pointer (RFC 6901).
-func escape(key string) string {
-	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
 }
 
 // fill puts the value into a Go value, field by field.
@@ -354,7 +349,7 @@ func fill(v *value, to reflect.Value, pointer string, f *Faults) {
 		to.Set(reflect.MakeMap(to.Type()))
 		for _, k := range v.keys {
 			x := reflect.New(to.Type().Elem()).Elem()
-			fill(v.fields[k], x, pointer+"/"+escape(k), f)
+			fill(v.fields[k], x, pointer+"/"+operation.EscapePointer(k), f)
 			to.SetMapIndex(reflect.ValueOf(k), x)
 		}
 	case reflect.Struct:
@@ -370,12 +365,12 @@ func fill(v *value, to reflect.Value, pointer string, f *Faults) {
 		for _, k := range v.keys {
 			i, ok := known[k]
 			if !ok {
-				*f = append(*f, Fault{pointer + "/" + escape(k), v.at[k].line, v.at[k].column, CodeUnknown, "is not a field of this object"})
+				*f = append(*f, Fault{pointer + "/" + operation.EscapePointer(k), v.at[k].line, v.at[k].column, CodeUnknown, "is not a field of this object"})
 				continue
 			}
-			fill(v.fields[k], to.Field(i), pointer+"/"+escape(k), f)
+			fill(v.fields[k], to.Field(i), pointer+"/"+operation.EscapePointer(k), f)
 			if least := to.Type().Field(i).Tag.Get("minimum"); least != "" && v.fields[k].text == "0" {
-				*f = append(*f, Fault{pointer + "/" + escape(k), v.fields[k].line, v.fields[k].column, CodeRange, "must be at least " + least})
+				*f = append(*f, Fault{pointer + "/" + operation.EscapePointer(k), v.fields[k].line, v.fields[k].column, CodeRange, "must be at least " + least})
 			}
 		}
 	}

@@ -37,9 +37,9 @@ func (r *Rule) Validate() error {
 	}
 	for _, k := range slices.Sorted(maps.Keys(r.Labels)) {
 		if !keyForm.MatchString(k) {
-			f.add("/labels/"+escape(k), CodeFormat, "must be named by a-z, 0-9 and _, at most 63 bytes")
+			f.add("/labels/"+operation.EscapePointer(k), CodeFormat, "must be named by a-z, 0-9 and _, at most 63 bytes")
 		}
-		text(f, "/labels/"+escape(k), r.Labels[k], MaxShortBytes)
+		text(f, "/labels/"+operation.EscapePointer(k), r.Labels[k], MaxShortBytes)
 	}
 	if len(r.Clusters) > MaxClusters {
 		f.add("/clusters", CodeRange, "has %d, the limit is %d", len(r.Clusters), MaxClusters)
@@ -95,7 +95,7 @@ func (r *Rule) keys(f *Faults) {
 	}
 	for _, k := range slices.Sorted(maps.Keys(r.GroupBy)) {
 		if !keyForm.MatchString(k) {
-			f.add("/group_by/"+escape(k), CodeFormat, "must be named by a-z, 0-9 and _, at most 63 bytes")
+			f.add("/group_by/"+operation.EscapePointer(k), CodeFormat, "must be named by a-z, 0-9 and _, at most 63 bytes")
 		}
 	}
 }

@@ -107,9 +107,6 @@ func (r *Receiver) timeout() time.Duration {
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// escape writes a key as a part of a pointer (RFC 6901).
-var escape = strings.NewReplacer("~", "~0", "/", "~1")
-
 // faults collects what is wrong.
 type faults struct{ alert.Faults }
 
@@ -163,7 +160,7 @@ func (s *Service) check(sp *Spec) error {
 		f.add("/labels", alert.CodeRange, "has %d, the limit is %d", n, MaxLabels)
 	}
 	for _, k := range slices.Sorted(maps.Keys(sp.Labels)) {
-		at, v := "/labels/"+escape.Replace(k), sp.Labels[k]
+		at, v := "/labels/"+operation.EscapePointer(k), sp.Labels[k]
 		switch {
 		case !labelForm.MatchString(k) || len(k) > MaxNameBytes || strings.HasPrefix(k, "__"):
 			f.add(at, alert.CodeFormat, "must be named by letters, digits and _, at most %d bytes, and begin neither with a digit nor with __", MaxNameBytes)

@@ -275,7 +275,7 @@ func (f *Fields) Done() json.RawMessage {
 	}
 	sort.Strings(names)
 	for _, name := range names {
-		f.fail(escapePointer(cut(name, 128)), "unknown_field", "is not a field of this object")
+		f.fail(EscapePointer(cut(name, 128)), "unknown_field", "is not a field of this object")
 	}
 	b, err := json.Marshal(f.out)
 	if err != nil {

@@ -277,7 +277,7 @@ func (s *jsonScan) fault(format string, args ...any) error {
 		if b.Len()+len(part) > maxPointer {
 			break
 		}
-		b.WriteString("/" + escapePointer(part))
+		b.WriteString("/" + EscapePointer(part))
 	}
 	return &JSONError{Pointer: b.String(), Detail: fmt.Sprintf(format, args...)}
 }

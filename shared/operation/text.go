@@ -29,8 +29,8 @@ func CleanText(s string) bool {
 // stored (Unicode Standard Annex 9: embeddings, overrides and isolates).
 func bidirectional(r rune) bool { return r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 }
 
-// escapePointer escapes a name for a JSON pointer (RFC 6901, section 3).
-func escapePointer(s string) string {
+// EscapePointer escapes a name for a JSON pointer (RFC 6901, section 3).
+func EscapePointer(s string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(s, "~", "~0"), "/", "~1")
 }
 
