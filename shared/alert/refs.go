@@ -87,17 +87,23 @@ func LeftBehind(name string, all []*Rule, choosers []Chooser) []string {
 	if by := dependents(name, all); len(by) > 0 {
 		out = append(out, fmt.Sprintf("inhibited_by of %s names %s: it inhibits nothing any more", some(by), name))
 	}
-	var names []string
+	var by []string
 	for _, x := range choosers {
+		var naming []func(*Rule) bool // its matchers that name rules
+		for _, m := range x.Matchers {
+			if m.Field == "rule" && m.Op != OpNotEqual {
+				naming = append(naming, m.allows())
+			}
+		}
 		named := func(r *Rule) bool {
-			return slices.ContainsFunc(x.Matchers, func(m Match) bool { return m.Field == "rule" && m.Op != OpNotEqual && m.allows(r) })
+			return slices.ContainsFunc(naming, func(names func(*Rule) bool) bool { return names(r) })
 		}
 		if named(&Rule{Name: name}) && !slices.ContainsFunc(all, named) {
-			names = append(names, x.Name)
+			by = append(by, x.Name)
 		}
 	}
-	if len(names) > 0 {
-		out = append(out, fmt.Sprintf("of the rules that there are, none is named any more by %s", some(names)))
+	if len(by) > 0 {
+		out = append(out, fmt.Sprintf("of the rules that there are, none is named any more by %s", some(by)))
 	}
 	return out
 }
@@ -115,13 +121,15 @@ func some(names []string) string {
 // are: it may be a slip, or be made later.
 func MatchersWithout(ms []Match, all []*Rule) []string {
 	var out []string
-	for _, m := range ms {
+	allow := make([]func(*Rule) bool, len(ms))
+	for i, m := range ms {
+		allow[i] = m.allows()
 		known := slices.ContainsFunc(all, m.known)
 		if !known && m.holdsForNothing() { // a slip here matches all, not nothing
 			out = append(out, fmt.Sprintf("no rule that there is has %s: %s %q holds for every alert", m.Field, m.Op, m.Value))
 			continue
 		}
-		if slices.ContainsFunc(all, m.allows) {
+		if slices.ContainsFunc(all, allow[i]) {
 			continue
 		}
 		switch {
@@ -137,7 +145,9 @@ func MatchersWithout(ms []Match, all []*Rule) []string {
 			out = append(out, fmt.Sprintf("there is no rule %s: != holds for all that there are", m.Value))
 		}
 	}
-	together := func(r *Rule) bool { return !slices.ContainsFunc(ms, func(m Match) bool { return !m.allows(r) }) }
+	together := func(r *Rule) bool {
+		return !slices.ContainsFunc(allow, func(allows func(*Rule) bool) bool { return !allows(r) })
+	}
 	if len(out) == 0 && len(ms) > 1 && !slices.ContainsFunc(all, together) {
 		out = append(out, "no rule that there is makes an alert for which all of the matchers hold")
 	}
@@ -207,29 +217,22 @@ func (m Match) holdsForNothing() bool {
 	if !strings.HasPrefix(m.Field, "group.") && !strings.HasPrefix(m.Field, "labels.") {
 		return false
 	}
-	return m.allows(&Rule{})
+	return m.allows()(&Rule{})
 }
 
-// allows tells whether the matcher may hold for an alert of the rule: of a key of its
-// groups only the events tell.
-func (m Match) allows(r *Rule) bool {
-	a := Alert{Rule: r.Name, Severity: (&Compiled{Rule: *r}).severity(), Labels: r.Labels}
-	if k, ok := strings.CutPrefix(m.Field, "group."); ok {
-		if _, has := r.GroupBy[k]; has {
+// allows returns what tells whether the matcher may hold for an alert of a rule: of a
+// key of its groups only the events tell, and which clusters there are is held against
+// the fleet. A pattern that is none may hold for all: it is told otherwise.
+func (m Match) allows() func(r *Rule) bool {
+	x, _ := CompileSilence(Silence{Matchers: []Match{m}}) // its times are told of elsewhere
+	key, ofGroup := strings.CutPrefix(m.Field, "group.")
+	return func(r *Rule) bool {
+		if _, has := r.GroupBy[key]; ofGroup && has {
 			return true
 		}
-	}
-	if m.Field == "cluster" { // which there are is held against the fleet
-		x, _ := CompileSilence(Silence{Matchers: []Match{m}}) // its times are told of elsewhere
-		return len(r.Clusters) == 0 || slices.ContainsFunc(r.Clusters, func(c string) bool { return x.holds(0, c) })
-	}
-	x := Matcher{Silence: Silence{Matchers: []Match{m}}}
-	if m.Op == OpMatch {
-		re, err := compileRegexp(m.Value)
-		if err != nil {
-			return true // it is told otherwise
+		if m.Field == "cluster" {
+			return len(r.Clusters) == 0 || slices.ContainsFunc(r.Clusters, func(c string) bool { return x.holds(0, c) })
 		}
-		x.patterns = append(x.patterns, re)
+		return m.Op == OpMatch && x.patterns[0] == nil || x.Matches(&Alert{Rule: r.Name, Severity: (&Compiled{Rule: *r}).severity(), Labels: r.Labels})
 	}
-	return x.Matches(&a)
 }
