@@ -53,23 +53,19 @@ func (l *Limiter) burst() int {
 	if l.Burst > 0 {
 		return l.Burst
 	}
-	return int(min(max(5*l.rate(), 10), math.MaxInt32))
+	return int(min(max(5*l.MaxRate(), 10), math.MaxInt32))
 }
 
-func (l *Limiter) rate() float64 {
+// MaxRate is how many requests a second it allows.
+func (l *Limiter) MaxRate() float64 {
 	if l.Rate > 0 {
 		return l.Rate
 	}
 	return DefaultRate
 }
 
-// MaxRate is how many requests a second it allows.
-func (l *Limiter) MaxRate() float64 { return l.rate() }
-
 // MaxWaits is how many open waits it allows.
-func (l *Limiter) MaxWaits() int { return l.waits() }
-
-func (l *Limiter) waits() int {
+func (l *Limiter) MaxWaits() int {
 	if l.Waits > 0 {
 		return l.Waits
 	}
@@ -97,7 +93,7 @@ func (l *Limiter) AcquireWait(id string) (release func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	u := l.use(id, l.clock())
-	if u.waits >= l.waits() {
+	if u.waits >= l.MaxWaits() {
 		return func() {}, false
 	}
 	u.waits++
@@ -115,13 +111,13 @@ func (l *Limiter) use(id string, now time.Time) *usage {
 		l.by = map[string]*usage{}
 		l.sweptAt = now
 	}
-	idle := time.Duration(float64(l.burst())/l.rate()*float64(time.Second)) + time.Second
+	idle := time.Duration(float64(l.burst())/l.MaxRate()*float64(time.Second)) + time.Second
 	u := l.by[id]
 	if u == nil {
 		if now.Sub(l.sweptAt) > idle || len(l.by) >= limiterMax && now.Sub(l.sweptAt) > time.Second {
 			l.sweep(now, idle)
 		}
-		u = &usage{bucket: rate.NewLimiter(rate.Limit(l.rate()), l.burst())}
+		u = &usage{bucket: rate.NewLimiter(rate.Limit(l.MaxRate()), l.burst())}
 		l.by[id] = u
 	}
 	u.seen = now
