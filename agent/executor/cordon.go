@@ -1,6 +1,15 @@
 package executor
 
-import "github.com/opsplane/opsplane/shared/protocol"
+import (
+	"time"
+
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// Doing is a cordon, or the lift of one, as the operation's doing.
+func Doing(a *protocol.Assignment, at time.Time) *protocol.Cordon {
+	return &protocol.Cordon{Owner: "opsplane", Operation: a.Operation, By: a.Actor.ID, Reason: a.Reason, Since: at.UTC()}
+}
 
 // Cordoned is the detail of node.cordoned: whose the cordon is. Every executor tells
 // it so.

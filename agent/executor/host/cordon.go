@@ -158,16 +158,10 @@ func (e *Executor) change(ctx context.Context, t *executor.Task, what string, f 
 func (e *Executor) cordon(ctx context.Context, t *executor.Task) executor.Outcome {
 	return e.change(ctx, t, "cordon", func(b *cordonBook) error {
 		if b.Cordon == nil {
-			b.Cordon, b.Lifted = e.doing(t), nil
+			b.Cordon, b.Lifted = executor.Doing(t.Assignment, e.o.Now()), nil
 		}
 		return nil
 	})
-}
-
-// doing says whose doing the operation is.
-func (e *Executor) doing(t *executor.Task) *protocol.Cordon {
-	a := t.Assignment
-	return &protocol.Cordon{Owner: "opsplane", Operation: a.Operation, By: a.Actor.ID, Reason: a.Reason, Since: e.o.Now().UTC()}
 }
 
 // foreignError: the cordon is somebody else's.
@@ -194,7 +188,7 @@ func (e *Executor) uncordon(ctx context.Context, t *executor.Task) executor.Outc
 			return &foreignError{why}
 		}
 		if b.Cordon != nil {
-			b.Cordon, b.Lifted = nil, e.doing(t)
+			b.Cordon, b.Lifted = nil, executor.Doing(t.Assignment, e.o.Now())
 		}
 		return nil
 	})

@@ -119,12 +119,12 @@ func (x *tx) nodeReborn(n *Node) {
 	}
 }
 
-// script stages one happening of the scenario.
 // byHand is a cordon, or its lift, that a script has somebody else do.
 func byHand(h Happening, now time.Time) *protocol.Cordon {
 	return &protocol.Cordon{Owner: "external", By: h.By, Reason: h.Detail, Since: now.UTC()}
 }
 
+// script stages one happening of the scenario.
 func (x *tx) script(h Happening) {
 	switch h.Do {
 	case "device.degrade", "device.recover", "device.xid":

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"time"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -145,7 +144,7 @@ func (e *Executor) cordon(ctx context.Context, t *executor.Task) executor.Outcom
 		return fmt.Sprintf("node %s is cordoned", n.Name), nil
 	}, func(n *Node, x *tx) {
 		n.Schedulable = false
-		n.Cordon, n.Lifted = doing(t, x.now), nil
+		n.Cordon, n.Lifted = executor.Doing(t.Assignment, x.now), nil
 		if n.VanishAfter > 0 && n.VanishAt == nil {
 			n.VanishAt = x.in(n.VanishAfter)
 		}
@@ -173,18 +172,14 @@ func (e *Executor) uncordon(ctx context.Context, t *executor.Task) executor.Outc
 			lifted = &protocol.Cordon{Owner: "unknown"}
 		}
 		return "", nil
-	}, func(n *Node, x *tx) { n.Schedulable, n.Cordon, n.Lifted = true, nil, doing(t, x.now) })
+	}, func(n *Node, x *tx) {
+		n.Schedulable, n.Cordon, n.Lifted = true, nil, executor.Doing(t.Assignment, x.now)
+	})
 	if p.TakeOver && lifted != nil && (o.Class == operation.OutcomeDone || o.Class == operation.OutcomeAmbiguous) {
 		t.Note("cordon_taken_over", fmt.Sprintf("the cordon that was lifted: owner %s, by %s, reason %q",
 			lifted.Owner, cmp.Or(lifted.By, "unknown"), lifted.Reason))
 	}
 	return o
-}
-
-// doing says whose doing the operation is.
-func doing(t *executor.Task, now time.Time) *protocol.Cordon {
-	a := t.Assignment
-	return &protocol.Cordon{Owner: "opsplane", Operation: a.Operation, By: a.Actor.ID, Reason: a.Reason, Since: now.UTC()}
 }
 
 func describe(c *protocol.Cordon) string {

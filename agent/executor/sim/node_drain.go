@@ -351,5 +351,7 @@ func (e *Executor) restore(ctx context.Context, t *executor.Task) executor.Outco
 			return "no cordon of this operation is on the node", nil
 		}
 		return "", nil
-	}, func(n *Node, x *tx) { n.Schedulable, n.Cordon, n.Lifted = true, nil, doing(t, x.now) })
+	}, func(n *Node, x *tx) {
+		n.Schedulable, n.Cordon, n.Lifted = true, nil, executor.Doing(t.Assignment, x.now)
+	})
 }

@@ -78,7 +78,7 @@ func (e *nodes) toCordon(a *protocol.Assignment, n *corev1.Node, p *placing) wis
 			return stopped("uncordoned_externally", fmt.Sprintf("node %s was cordoned by this operation, and somebody uncordoned it", n.Name))
 		}
 		p.placed = true
-		c, err := json.Marshal(protocol.Cordon{Owner: "opsplane", Operation: a.Operation, By: a.Actor.ID, Reason: a.Reason, Since: now})
+		c, err := json.Marshal(executor.Doing(a, now))
 		if err != nil {
 			return stopped("invalid_payload", fmt.Sprintf("encode the cordon: %v", err))
 		}

@@ -5,13 +5,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // sign adds to the patch that opens a node whose doing it is.
 func (e *nodes) sign(a *protocol.Assignment, set change) {
-	b, _ := json.Marshal(protocol.Cordon{Owner: "opsplane", Operation: a.Operation, By: a.Actor.ID, Reason: a.Reason, Since: e.c.Now().UTC()}) // plain values always marshal
+	b, _ := json.Marshal(executor.Doing(a, e.c.Now())) // plain values always marshal
 	text := string(b)
 	set.annotations[cluster.AnnotationUncordon] = &text
 }

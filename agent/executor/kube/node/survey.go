@@ -302,11 +302,10 @@ func (e *drainer) post(ctx context.Context, ev *policyv1.Eviction) error {
 // whose kubelet says that it is not ready is there, and stops pods in its own time.
 // https://kubernetes.io/docs/reference/node/node-status/#condition
 func ailing(n *corev1.Node, now time.Time) (code, why string) {
-	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
-	if i < 0 {
+	c := readiness(n)
+	if c == nil {
 		return "", ""
 	}
-	c := n.Status.Conditions[i]
 	since := c.LastTransitionTime.Time
 	switch {
 	case c.Status == corev1.ConditionUnknown:
@@ -321,13 +320,23 @@ func ailing(n *corev1.Node, now time.Time) (code, why string) {
 	return "", ""
 }
 
-// readySince is since when the node has been ready, or not; nil: nobody tells.
-func readySince(n *corev1.Node) *time.Time {
+// readiness is what the node's kubelet says of it, or the cluster for it; nil: nobody
+// tells.
+func readiness(n *corev1.Node) *corev1.NodeCondition {
 	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
 	if i < 0 {
 		return nil
 	}
-	at := n.Status.Conditions[i].LastTransitionTime.UTC()
+	return &n.Status.Conditions[i]
+}
+
+// readySince is since when the node has been ready, or not; nil: nobody tells.
+func readySince(n *corev1.Node) *time.Time {
+	c := readiness(n)
+	if c == nil {
+		return nil
+	}
+	at := c.LastTransitionTime.UTC()
 	return &at
 }
 
