@@ -137,10 +137,10 @@ func TestEventJSON(t *testing.T) {
 		want string
 	}{
 		{e, `{"id":"` + e.ID + `","type":"node.left","subject":{"kind":"node","id":"` + e.Subject.ID + `","name":"a"},"cluster":"clu_a","cluster_id":"clu_a",` +
-			`"timestamp":"2026-07-01T12:00:01Z","received_at":"2026-07-01T12:00:01Z","stream":"clu_a","sequence":7,"detail":{"n":1},` +
+			`"timestamp":"2076-07-01T12:00:01Z","received_at":"2076-07-01T12:00:01Z","stream":"clu_a","sequence":7,"detail":{"n":1},` +
 			`"operation_id":"` + id1 + `","correlation_id":"c","actor":{"id":"sweep","kind":"plane"},"severity":"info"}`},
 		{plane, `{"id":"` + plane.ID + `","type":"manual.change","subject":{"kind":"plane","id":"plane","name":"plane"},"cluster":null,"cluster_id":null,` +
-			`"timestamp":"2026-07-01T12:00:00Z","received_at":"2026-07-01T12:00:00Z","stream":"plane","sequence":0,"detail":{},` +
+			`"timestamp":"2076-07-01T12:00:00Z","received_at":"2076-07-01T12:00:00Z","stream":"plane","sequence":0,"detail":{},` +
 			`"operation_id":null,"correlation_id":null,"actor":null,"severity":"warning"}`},
 	} {
 		b, err := json.Marshal(tt.e)

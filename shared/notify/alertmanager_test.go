@@ -135,7 +135,7 @@ func TestAlertmanager(t *testing.T) {
 	want := push{
 		Labels: map[string]string{"alertname": "cold", "severity": "error", "cluster": stream, "team": "infra", "group_team": "y", "group_severity": "x", "plane": "eu"},
 		Annotations: map[string]string{"summary": "cold of n1", "runbook_url": "https://books.example/cold",
-			"description": "3 matching events since 2026-07-01T12:00:00Z, the first about node n1 (" + b.ID + ")"},
+			"description": "3 matching events since 2076-07-01T12:00:00Z, the first about node n1 (" + b.ID + ")"},
 		StartsAt: t0, GeneratorURL: "https://plane.example/v1/alerts/" + b.ID,
 	}
 	if diff := cmp.Diff(want, one); diff != "" {
