@@ -101,6 +101,13 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 		return false, s.leave(ctx, h, time.Time{})
 	}
 	now := s.now()
+	again := s.standingDue(&r.Receiver, &h.lane.Standing)
+	if isDue(again, now) {
+		if err := s.tellStanding(ctx, h, r, now); err != nil {
+			return false, err
+		}
+		return true, s.keep(ctx, h, r.lease())
+	}
 	if at := h.lane.Hold; at.After(now) && !at.After(now.Add(farAhead)) {
 		return false, s.leave(ctx, h, at)
 	}
@@ -124,7 +131,7 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 		if err := s.tidy(ctx, h, now); err != nil {
 			return false, err
 		}
-		return false, s.leave(ctx, h, next)
+		return false, s.leave(ctx, h, sooner(next, again))
 	}
 	if r.Kind == KindAlertmanager {
 		if more, err := s.adopt(ctx, r, due, now); more || err != nil {
@@ -145,6 +152,14 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 		h.lane.Hold = s.now().Add(min(sum.pause, maxHold))
 	}
 	return true, s.keep(ctx, h, r.lease())
+}
+
+// sooner is the first of two times, either of which may be zero: never.
+func sooner(x, y time.Time) time.Time {
+	if x.IsZero() || !y.IsZero() && y.Before(x) {
+		return y
+	}
+	return x
 }
 
 // pending returns what is due to a receiver, one message an alert, and when the

@@ -3,7 +3,6 @@ package notify
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/alert"
@@ -112,22 +111,8 @@ func (s *Service) adopt(ctx context.Context, r *target, due []*Delivery, now tim
 	if len(pairs) == 0 {
 		return false, nil
 	}
-	for part := range slices.Chunk(pairs, pairsAtOnce) {
-		b, err := s.prefetch(ctx, part)
-		if err != nil {
-			return false, err
-		}
-		for i := range part {
-			s.pushes(ctx, b, &part[i], now)
-		}
-		clear(b.lanes) // it is held, and looked through again
-		writes, err := b.writes(now)
-		if err != nil {
-			return false, err
-		}
-		if err := s.Store.Ledger.Commit(ctx, writes...); err != nil {
-			return false, fmt.Errorf("take over deliveries of receiver %s: %w", r.ID, err)
-		}
+	if err := s.tellPairs(ctx, r, pairs, now); err != nil {
+		return false, fmt.Errorf("take over deliveries of receiver %s: %w", r.ID, err)
 	}
 	return true, nil
 }

@@ -48,7 +48,7 @@ type pair struct {
 }
 
 // Follow makes messages of a stream's events, to its head. Receivers are told from
-// when they are made, or enabled, on.
+// when they are made, or enabled, on; see tellStanding for what fires by then.
 func (s *Service) Follow(ctx context.Context, stream string) error {
 	err := record.Again(ctx, func() error {
 		for {

@@ -22,6 +22,8 @@ type lane struct {
 	Hold time.Time `json:"hold,omitzero"`
 	// Tidied is when its marks were gone through last.
 	Tidied time.Time `json:"tidied,omitzero"`
+	// Standing is, of an Alertmanager's, how far it was told of what fires.
+	Standing standing `json:"standing,omitzero"`
 }
 
 const (

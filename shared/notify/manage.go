@@ -64,7 +64,8 @@ func nameWrite(r *Receiver) ledger.Write {
 	return ledger.Write{Item: ledger.Item{Key: record.ReceiverNameKey(r.Name), Data: record.Encode(map[string]string{"receiver": r.ID})}}
 }
 
-// Create keeps a new receiver, which is told from then on. Of a webhook it returns
+// Create keeps a new receiver, which is told from then on, an Alertmanager of what fires
+// already, too. Of a webhook it returns
 // the secret, the given one or one that it makes; but for Made nothing shows it
 // again. Errors: alert.Faults, name_taken, an *admission.EarlierError for a call
 // that is a repeat.
@@ -101,7 +102,7 @@ func (s *Service) Create(ctx context.Context, call admission.Call, sp Spec) (Rec
 		}
 		writes := append(once,
 			ledger.Write{Item: receiverItem(&r)}, nameWrite(&r),
-			ledger.Write{Item: ledger.Item{Key: record.LaneKey(r.ID), Data: record.Encode(lane{})}},
+			ledger.Write{Item: ledger.Item{Key: record.LaneKey(r.ID), Data: record.Encode(lane{}), Due: s.standingDue(&r, &standing{})}},
 			s.audit(call, "receiver.create", r.ID, http.StatusCreated, r.Name),
 		)
 		if kept != nil {
@@ -137,7 +138,8 @@ func stale(r *Receiver, revision int64) error {
 
 // Update replaces what is said of a receiver, if it is at the revision (0:
 // whichever it is at). Its kind stays. One that is enabled by it is told again, of
-// what happens from then on, and of what was left to send. Errors: alert.Faults,
+// what happens from then on, and of what was left to send. An Alertmanager is told of all
+// that fires, by what is said now. Errors: alert.Faults,
 // not_found, name_taken, precondition_failed.
 func (s *Service) Update(ctx context.Context, call admission.Call, ref string, revision int64, sp Spec) (Receiver, error) {
 	var out Receiver

@@ -117,7 +117,7 @@ func (p *plane) tell(typ string, alerts ...*alert.Alert) {
 		var writes []ledger.Write
 		for _, a := range part {
 			evs = append(evs, p.fact(a, typ))
-			writes = append(writes, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: record.AlertKey(a.ID), Data: record.Encode(a)}})
+			writes = append(writes, alertWrite(a))
 		}
 		if _, err := event.Append(context.Background(), p.db, stream, evs, func() ([]ledger.Write, error) { return writes, nil }); err != nil {
 			p.t.Fatal(err)
@@ -125,10 +125,19 @@ func (p *plane) tell(typ string, alerts ...*alert.Alert) {
 	}
 }
 
+// alertWrite keeps an alert as the reactor does: what is open is listed.
+func alertWrite(a *alert.Alert) ledger.Write {
+	it := ledger.Item{Key: record.AlertKey(a.ID), Data: record.Encode(a)}
+	if a.State != alert.Resolved {
+		it.Index = map[ledger.Index]ledger.Key{ledger.Live: {PK: record.ListAlerts, SK: record.TimeSort(a.Since, a.ID)}}
+	}
+	return ledger.Write{Expect: ledger.AnyVersion, Item: it}
+}
+
 // keep keeps an alert as it is, of which no event tells.
 func (p *plane) keep(a *alert.Alert) {
 	p.t.Helper()
-	if err := p.db.Commit(context.Background(), ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: record.AlertKey(a.ID), Data: record.Encode(a)}}); err != nil {
+	if err := p.db.Commit(context.Background(), alertWrite(a)); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
@@ -180,6 +182,10 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 	if err != nil {
 		return err
 	}
+	until, gone, err := s.ends(ctx, stream, b.Until)
+	if err != nil {
+		return err
+	}
 	st := alert.NewStream(stream, before, alert.Position{Next: from}, nil)
 	st.Only = ruleID
 	never, begun := func() bool { return false }, false
@@ -213,7 +219,7 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 		began := time.Now()
 		if done = len(events) == 0; done {
 			begin()
-			st.Tick(b.Until, never)
+			st.Tick(until, never)
 		}
 		specs, err := s.backtestSpecs(ctx, set, events)
 		if err != nil {
@@ -224,8 +230,8 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 			if !e.ReceivedAt.Before(b.Since) {
 				begin()
 			}
-			if !e.ReceivedAt.Before(b.Until) {
-				st.Tick(b.Until, never)
+			if !e.ReceivedAt.Before(until) {
+				st.Tick(until, never)
 				done = true
 				break
 			}
@@ -234,6 +240,9 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 				spec = &sp
 			}
 			st.Judge(alert.NewVars(e, spec), never)
+		}
+		if done && gone {
+			st.SetRules(deleted, "", until, never)
 		}
 		out.Nanoseconds += time.Since(began).Nanoseconds()
 		found.take(st.Take().Told)
@@ -246,6 +255,21 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 		}
 	}
 	return nil
+}
+
+// ends is until when a stream is judged: that of a deleted cluster until its deletion,
+// with which its alerts end (gone).
+func (s *Service) ends(ctx context.Context, stream string, until time.Time) (end time.Time, gone bool, err error) {
+	at, err := s.Store.FormerAt(ctx, stream)
+	switch {
+	case errors.Is(err, ledger.ErrNotFound):
+		return until, false, nil
+	case err != nil:
+		return until, false, fmt.Errorf("read when cluster %s was deleted: %w", stream, err)
+	case at.After(until):
+		return until, false, nil
+	}
+	return at, true, nil
 }
 
 func (s *Service) backtestSpecs(ctx context.Context, set *alert.Set, events []event.Event) (map[string]operation.Spec, error) {
@@ -269,6 +293,9 @@ func (c *collected) take(told []alert.Transition) {
 			continue
 		}
 		was, known := c.last[a.ID]
+		if known && a.Rule == "" { // it ended with its cluster
+			callAs(&a, &was)
+		}
 		fires := a.FiredAt != nil && (!known || was.FiredAt == nil)
 		switch {
 		case a.FiredAt == nil && a.State == alert.Resolved: // it was withdrawn

@@ -99,10 +99,15 @@ func (r *Reactor) name(ctx context.Context, stream string, told []alert.Transiti
 			a.Rule = a.RuleID
 			continue
 		}
-		a.Rule, a.RuleVersion, a.Group, a.Severity = was.Rule, was.RuleVersion, was.Group, was.Severity
-		a.Labels, a.Summary, a.Runbook = was.Labels, was.Summary, was.Runbook
+		callAs(a, &was)
 	}
 	return nil
+}
+
+// callAs gives an alert what it was called and shown by.
+func callAs(a, was *alert.Alert) {
+	a.Rule, a.RuleVersion, a.Group, a.Severity = was.Rule, was.RuleVersion, was.Group, was.Severity
+	a.Labels, a.Summary, a.Runbook = was.Labels, was.Summary, was.Runbook
 }
 
 // put commits the writes with the events, and returns the head behind them. Where

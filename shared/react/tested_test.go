@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // standing are the alerts of a rule that fired or are pending, as the plane has them.
@@ -27,6 +28,15 @@ func (b *bench) standing(rule string) []alert.Alert {
 		}
 	}
 	return out
+}
+
+// delete deletes the cluster, of which the reactor hears at once.
+func (b *bench) delete() {
+	b.t.Helper()
+	if err := b.db.Commit(context.Background(), record.FormerWrite(stream, b.clock())); err != nil {
+		b.t.Fatal(err)
+	}
+	b.follow()
 }
 
 // TestBacktestIsWhatTheReactorHas: of any rule and any history, whatever inhibits it,
@@ -57,6 +67,10 @@ func TestBacktestIsWhatTheReactorHas(t *testing.T) {
 		}
 		b.advance(time.Millisecond)
 		b.follow()
+		if rapid.Bool().Draw(rt, "deleted") { // and all that is open with it
+			b.delete()
+			b.advance(time.Hour)
+		}
 		got, err := b.service.Backtest(t.Context(), Backtest{Rule: r, Streams: []string{stream}, Since: t0})
 		if err != nil {
 			rt.Fatal(err)
@@ -288,6 +302,43 @@ func TestRenameOfWhatManyName(t *testing.T) {
 	for _, x := range all {
 		if len(x.Rule.InhibitedBy) > 0 && !x.Shipped && x.Rule.InhibitedBy[0].Rule != "higher" {
 			t.Errorf("%s is inhibited by %v", x.Rule.Name, x.Rule.InhibitedBy)
+		}
+	}
+}
+
+// A test until before a cluster was deleted has its alerts open, one until after has
+// them end with it, and with no event since.
+func TestBacktestOfADeletedCluster(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.tell("node.not_ready", "n1")
+	b.advance(time.Minute)
+	b.delete()
+	end := b.clock()
+	b.tell("node.not_ready", "n2")
+	b.advance(time.Hour)
+	rule := alert.Rule{Name: "x", Severity: "critical", On: []string{"node.not_ready"}, GroupBy: map[string]string{"node": "event.subject.name"}}
+	for _, tt := range []struct {
+		until  time.Time
+		state  alert.State
+		reason string
+	}{
+		{end.Add(-time.Second), alert.Firing, alert.ReasonHolds},
+		{end, alert.Resolved, alert.ReasonCluster},
+		{b.clock(), alert.Resolved, alert.ReasonCluster},
+	} {
+		got, err := b.service.Backtest(t.Context(), Backtest{Rule: rule, Since: t0, Until: tt.until})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got.Alerts) != 1 || !got.Complete {
+			t.Errorf("until %s: %+v", tt.until.Sub(t0), got)
+			continue
+		}
+		a := got.Alerts[0]
+		if a.State != tt.state || a.Reason != tt.reason || a.Rule != "x" || a.Severity != "critical" || a.Group["node"] != "n1" ||
+			tt.state == alert.Resolved && !a.ResolvedAt.Equal(end) {
+			t.Errorf("until %s: %+v", tt.until.Sub(t0), a)
 		}
 	}
 }

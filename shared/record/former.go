@@ -55,6 +55,17 @@ func FormerWrite(cluster string, at time.Time) ledger.Write {
 	return ledger.Write{Item: ledger.Item{Key: FormerKey(cluster), Data: Encode(former{at.UTC()})}, Expect: ledger.AnyVersion, Feed: true}
 }
 
+// FormerAt is when a deleted cluster that has events left was deleted; ErrNotFound: it is
+// no such cluster.
+func (st *Store) FormerAt(ctx context.Context, cluster string) (time.Time, error) {
+	it, err := st.Ledger.Get(ctx, FormerKey(cluster))
+	if err != nil {
+		return time.Time{}, err
+	}
+	f, err := Decode[former](it)
+	return f.DeletedAt, err
+}
+
 // Former lists the deleted clusters that have events left.
 func (st *Store) Former(ctx context.Context) ([]string, error) {
 	q := ledger.Query{PK: "meta", From: skFormer, To: skFormer + "~"}
