@@ -56,7 +56,7 @@ var admissions = map[string]struct {
 }
 
 // What admission says to a patch of the node a dry run says in the words and with the
-// code of the operation, and a drain before it touches anything.
+// code of the operation.
 func TestAdmissionIsToldBefore(t *testing.T) {
 	t.Parallel()
 	for name, tt := range admissions {
@@ -98,15 +98,17 @@ func TestAdmissionIsToldBefore(t *testing.T) {
 					case "node.uncordon":
 						o = e.uncordon(t.Context(), task)
 					default:
-						o = e.preflight(t.Context(), task, e.session(task.Assignment, true))
-						if touched > 0 {
-							t.Errorf("the preflight patched the node")
+						s := e.session(task.Assignment, true)
+						if o = e.preflight(t.Context(), task, s); o.Class != operation.OutcomeDone || touched > 0 {
+							t.Errorf("the preflight: %+v, %d patches", o, touched)
 						}
+						task.Step = executor.StepNamed(task.Assignment, "cordon")
+						o = e.cordonPlanned(t.Context(), task, s)
 					}
 					switch {
-					case tt.open && typ != "node.drain": // what the patch itself comes to is told elsewhere
-					case tt.rule == "admission" && apierrors.IsForbidden(tt.answer) && typ != "node.drain": // the fake has no request whose right could be asked for
-					case tt.open || tt.code == "":
+					case tt.open: // what the patch itself comes to is told elsewhere
+					case tt.rule == "admission" && apierrors.IsForbidden(tt.answer): // the fake has no request whose right could be asked for
+					case tt.code == "":
 						if o.Class != operation.OutcomeDone {
 							t.Errorf("the operation: %+v", o)
 						}
@@ -143,7 +145,7 @@ func TestRehearsalCarriesTheReason(t *testing.T) {
 	}
 }
 
-// A webhook that hangs: what it says is not known in time, and the drain goes on.
+// A webhook that hangs: what it says is not known in time, and the dry run says so.
 func TestRehearsalThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -154,10 +156,9 @@ func TestRehearsalThatHangs(t *testing.T) {
 			return true, nil, context.DeadlineExceeded
 		})
 		e := newDrainer(openFake(t, client), Options{})
-		var told []protocol.Blocker
-		task := stuckTask(lease("op_1"), &told)
-		if o := e.preflight(t.Context(), task, e.session(task.Assignment, true)); o.Class != operation.OutcomeDone || len(told) != 1 || told[0].Code != "api_error" || !strings.Contains(told[0].Detail, "a webhook may hang") {
-			t.Errorf("%+v, told %+v", o, told)
+		told, err := e.previewDrain(t.Context(), protocol.PreviewRequest{Type: "node.drain", NodeName: "n", Payload: []byte(`{}`)})
+		if err != nil || len(told) != 1 || told[0].Code != "api_error" || !strings.Contains(told[0].Detail, "a webhook may hang") {
+			t.Errorf("told %+v, %v", told, err)
 		}
 	})
 }

@@ -4,10 +4,11 @@
 // # The way of a drain
 //
 //	preflight  one list of the node's pods, judged: what no drain with this payload
-//	           gets past is refused before anything is touched; cordon and evictions
-//	           are rehearsed, so that admission has its say before as well
+//	           gets past is refused before anything is touched; evictions are
+//	           rehearsed, so that admission has its say before as well
 //	cordon     a patch of the node, conditional on its resourceVersion, that leaves
-//	           the cordon's owner, the mark of the lease and the plan on the node
+//	           the cordon's owner, the mark of the lease and the plan on the node; a dry
+//	           run of the drain rehearses it, the drain has its own answer at once
 //	evict      evictions in parallel, each naming one planned pod by UID; one watch
 //	wait       until each planned pod is gone, and what serves and detaches with it
 //	confirm    node and pods read anew: gone by UID, node cordoned
@@ -52,7 +53,7 @@
 // and what they allow is shared out among them. A 429 is left to races with others.
 // Pods are listed once, judged, and watched from there; what takes long (the node's
 // own fate, endpoints) is watched only when the drain does. Drains of eight pods
-// take seventeen requests each, of which the rehearsals of eviction and cordon are two.
+// take sixteen requests each, of which the rehearsal of eviction is one.
 //
 // # What nobody says
 //

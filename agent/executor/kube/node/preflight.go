@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -35,7 +34,7 @@ func (e *drainer) preflight(ctx context.Context, t *executor.Task, s *session) e
 	if code != "" {
 		return executor.Permanent(code, detail)
 	}
-	if p.OnDeadline == onDeadlineForce { // every other right is met below
+	if p.OnDeadline == onDeadlineForce { // the others are met on the way, before it is
 		missing, err := e.rightsTo(ctx, deleteRight)
 		if err != nil {
 			return broken(err)
@@ -44,17 +43,15 @@ func (e *drainer) preflight(ctx context.Context, t *executor.Task, s *session) e
 			return executor.Permanent("forbidden", missing[0].Missing("").Detail)
 		}
 	}
-	sv, refused, blockers, err := e.meet(ctx, t.Assignment, p, n, true)
+	// The cordon itself is next, and the first that touches anything: it says what a
+	// rehearsal of it would, for one request less.
+	sv, blockers, err := e.meet(ctx, p, n)
 	if err != nil {
 		return broken(err)
 	}
 	if code, detail = sv.refusal(p); code != "" {
 		t.Blocked(blockers)
 		return executor.Permanent(code, detail)
-	}
-	if refused != nil && refused.code == codeRefused {
-		t.Blocked(blockers)
-		return refused.outcome()
 	}
 	t.Blocked(ahead(t, p, blockers))
 	for _, b := range blockers[:min(len(blockers), maxNotes)] { // what may pass, or be waited for
@@ -78,32 +75,36 @@ func count(verdicts []verdict) (n int) {
 	return n
 }
 
-// meet surveys the node and lists everything that a drain of it would meet now, the
-// worst first. refused is what the API server says to the cordon, which is rehearsed
-// where cordons says so.
-func (e *drainer) meet(ctx context.Context, a *protocol.Assignment, p payload, n *corev1.Node, cordons bool) (sv *survey, refused *refusal, blockers []protocol.Blocker, err error) {
-	if sv, err = e.survey(ctx, p, n.Name); err != nil {
-		return nil, nil, nil, err
+// meet surveys the node, rehearses evictions, and lists everything that a drain of it
+// would meet now, the worst first.
+func (e *drainer) meet(ctx context.Context, p payload, n *corev1.Node) (*survey, []protocol.Blocker, error) {
+	sv, err := e.survey(ctx, p, n.Name)
+	if err != nil {
+		return nil, nil, err
 	}
-	var unheard error
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		if cordons {
-			refused, unheard = e.rehearseCordon(ctx, a, n, sv)
-		}
-	}()
-	evictions, err := e.rehearse(ctx, p, sv)
-	<-over
-	if err = cmp.Or(err, unheard); err != nil {
-		return nil, nil, nil, err
+	refused, err := e.rehearse(ctx, p, sv)
+	if err != nil {
+		return nil, nil, err
 	}
-	blockers = sv.blockers(n, e.c.Now, evictions)
+	return sv, sv.blockers(n, e.c.Now, refused), nil
+}
+
+// foresee is what a drain would meet, with what the API server says to the cordon, where
+// the agent may ask for it.
+func (e *drainer) foresee(ctx context.Context, a *protocol.Assignment, p payload, n *corev1.Node, mayCordon bool) (*survey, []protocol.Blocker, error) {
+	sv, blockers, err := e.meet(ctx, p, n)
+	if err != nil || !mayCordon {
+		return sv, blockers, err
+	}
+	refused, err := e.rehearseCordon(ctx, a, n, sv)
+	if err != nil {
+		return nil, nil, err
+	}
 	if refused != nil {
 		blockers = append([]protocol.Blocker{refused.blocker(n.Name)}, blockers...)
 		slices.SortStableFunc(blockers, worse)
 	}
-	return sv, refused, blockers[:min(len(blockers), maxBlockers)], nil
+	return sv, blockers[:min(len(blockers), maxBlockers)], nil
 }
 
 // rehearseCordon asks for the cordon as the drain would place it, with its plan.
@@ -204,7 +205,7 @@ func (e *drainer) previewDrain(ctx context.Context, r protocol.PreviewRequest) (
 	if code != "" {
 		return []protocol.Blocker{{Code: code, Resource: "device/" + p.Device, Detail: why}}, nil
 	}
-	sv, _, blockers, err := e.meet(ctx, a, p, n, !slices.Contains(lacks, patchRight))
+	sv, blockers, err := e.foresee(ctx, a, p, n, !slices.Contains(lacks, patchRight))
 	if err == nil {
 		return append(append(missing, blockers...), sv.hurried(n, p, time.Duration(r.DeadlineMS)*time.Millisecond)...), nil
 	}
