@@ -180,6 +180,7 @@ type script struct {
 	execute map[string]func(ctx context.Context, t *executor.Task) executor.Outcome
 	probe   map[string]func(t *executor.Task) executor.Finding
 	ending  executor.Ending
+	left    *protocol.Assignment // as the last run that was observed left it
 	deltas  chan executor.Delta
 	fleet   protocol.Inventory
 }
@@ -243,7 +244,19 @@ func (s *script) effect(ctx context.Context, t *executor.Task) executor.Outcome 
 	return executor.Done("")
 }
 
-func (s *script) Observe(context.Context, *protocol.Assignment) executor.Ending { return s.ending }
+func (s *script) Observe(_ context.Context, a *protocol.Assignment) executor.Ending {
+	s.world.mu.Lock()
+	defer s.world.mu.Unlock()
+	s.left = a
+	return s.ending
+}
+
+// observed is a step as the last run that was observed left it.
+func (s *script) observed(name string) protocol.Step {
+	s.world.mu.Lock()
+	defer s.world.mu.Unlock()
+	return executor.StepNamed(s.left, name)
+}
 
 func (s *script) Preview(context.Context, protocol.PreviewRequest) ([]protocol.Blocker, error) {
 	return []protocol.Blocker{{Code: "pdb", Detail: "token=abcdef"}}, nil

@@ -42,7 +42,8 @@ func (p *plane) claim(req protocol.ClaimRequest, c protocol.Claim) protocol.Clai
 		CorrelationID: op.Spec.CorrelationID, Probe: operation.NeedsProbe(&op.Spec, s), Cancel: s.Cancel != nil,
 	}
 	for i, st := range op.Spec.Steps {
-		a.Steps = append(a.Steps, protocol.Step{PlanStep: st, Phase: s.Steps[i].Phase, Attempts: len(s.Steps[i].Attempts)})
+		a.Steps = append(a.Steps, protocol.Step{PlanStep: st, Phase: s.Steps[i].Phase, Attempts: len(s.Steps[i].Attempts),
+			ErrorCode: s.Steps[i].ErrorCode, Detail: s.Steps[i].Detail, Resolved: s.Steps[i].Resolved != nil})
 		if !a.Probe && s.Steps[i].Phase == operation.StepRunning {
 			a.StartedStep = st.ID
 		}

@@ -208,6 +208,9 @@ func (r *run) found(s *stepState, f executor.Finding) {
 		}[f.Phase]
 	}
 	s.Phase, s.said = f.Phase, detail(f.Detail)
+	if f.Phase == operation.StepFailed { // why it failed is what the probe says; other words of the last lease stand
+		s.ErrorCode, s.Detail = cut(clean(f.ErrorCode), 128), s.said
+	}
 	r.out.step(false, report)
 }
 
@@ -240,14 +243,14 @@ func (r *run) work(ctx context.Context) end {
 	return end{outcome: protocol.FinalSucceeded}
 }
 
-// failedBefore is the outcome of a step that failed under an earlier lease: its
-// own words where they are known.
+// failedBefore is the outcome of a step that failed under an earlier lease, in that
+// lease's words or in its probe's where they are known, with the advice that the code
+// has when a step fails in execution.
 func failedBefore(s *stepState) executor.Outcome {
-	out := executor.Outcome{ErrorCode: s.ErrorCode, Detail: s.Detail, Retryable: true}
-	if out.ErrorCode == "" {
-		out.ErrorCode, out.Detail = codeStepFailed, "step "+s.Name+" failed under an earlier lease"
+	if s.ErrorCode == "" {
+		return executor.Permanent(codeStepFailed, "step "+s.Name+" failed under an earlier lease")
 	}
-	return out
+	return executor.Permanent(s.ErrorCode, s.Detail)
 }
 
 // requiredDone tells whether the operation has what success needs.
