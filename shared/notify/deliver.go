@@ -101,13 +101,6 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 		return false, s.leave(ctx, h, time.Time{})
 	}
 	now := s.now()
-	again := s.standingDue(&r.Receiver, &h.lane.Standing)
-	if isDue(again, now) {
-		if err := s.tellStanding(ctx, h, r, now); err != nil {
-			return false, err
-		}
-		return true, s.keep(ctx, h, r.lease())
-	}
 	if at := h.lane.Hold; at.After(now) && !at.After(now.Add(farAhead)) {
 		return false, s.leave(ctx, h, at)
 	}
@@ -123,15 +116,19 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 			return false, s.leave(ctx, h, now)
 		}
 	}
+	standing := s.tellStanding(ctx, h, r, now)
 	due, next, err := s.pending(ctx, r, limit, now)
 	if err != nil {
 		return false, err
+	}
+	if len(due) == 0 && isDue(standing, now) {
+		return true, s.keep(ctx, h, r.lease())
 	}
 	if len(due) == 0 {
 		if err := s.tidy(ctx, h, now); err != nil {
 			return false, err
 		}
-		return false, s.leave(ctx, h, sooner(next, again))
+		return false, s.leave(ctx, h, sooner(next, standing))
 	}
 	if r.Kind == KindAlertmanager {
 		if more, err := s.adopt(ctx, r, due, now); more || err != nil {

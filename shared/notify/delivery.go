@@ -45,7 +45,8 @@ type Delivery struct {
 	ID       string `json:"id"`
 	Receiver string `json:"receiver"`
 	State    State  `json:"state"`
-	// Event is the event that is told, and the webhook's id over all tries.
+	// Event is the event that is told, and the webhook's id over all tries; of an
+	// Alertmanager that was told of what fired already, the last of the alert's evidence.
 	Event    string `json:"event"`
 	Type     string `json:"type"`
 	Alert    string `json:"alert"`
@@ -59,7 +60,7 @@ type Delivery struct {
 	// Next is when it is to be sent, of one that is pending or active.
 	Next time.Time `json:"next,omitzero"`
 	// Tries counts those since it was made, redelivered or, of an Alertmanager's, taken
-	// before; the one that was taken is among them.
+	// before or told anew; the one that was taken is among them.
 	Tries      int       `json:"tries"`
 	LastAt     time.Time `json:"last_at,omitzero"`
 	LastStatus int       `json:"last_status,omitempty"` // HTTP; 0: there was no answer

@@ -2,7 +2,6 @@ package notify
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/alert"
@@ -76,29 +75,23 @@ func (s *Service) takeOver(ctx context.Context, b *draft, p *pair) *Delivery {
 // adopt takes over those of the deliveries that are early, as if their alerts were told
 // of once more. true: there were some, and what is due is other by now.
 func (s *Service) adopt(ctx context.Context, r *target, due []*Delivery, now time.Time) (bool, error) {
-	var early []*Delivery
+	early := map[ledger.Key]*Delivery{}
 	var keys []ledger.Key
 	for _, d := range due {
-		if d.ID == earlyID(r.ID, d.Alert) {
-			early, keys = append(early, d), append(keys, record.AlertKey(d.Alert))
+		if k := record.AlertKey(d.Alert); d.ID == earlyID(r.ID, d.Alert) {
+			early[k], keys = d, append(keys, k)
 		}
 	}
-	if len(early) == 0 {
-		return false, nil
-	}
-	items, err := s.Store.Ledger.GetMany(ctx, keys)
-	if err != nil {
-		return false, fmt.Errorf("read alerts: %w", err)
-	}
-	var pairs []pair
-	for i, d := range early {
+	told := false
+	err := s.tellAlerts(ctx, r, keys, true, now, func(it ledger.Item) *pair {
+		d := early[it.Key]
 		// One whose alert is gone is over.
 		a := &alert.Alert{ID: d.Alert, Rule: d.Rule, Cluster: d.Cluster, Stream: d.Stream, State: alert.Resolved}
-		if it, ok := items[keys[i]]; ok {
+		if it.Version > 0 {
 			is, err := record.Decode[alert.Alert](it)
 			if err != nil {
 				s.unreadable(ctx, it.Key, err)
-				continue // it is told on as it was
+				return nil // it is told on as it was
 			}
 			a = &is
 		}
@@ -106,13 +99,8 @@ func (s *Service) adopt(ctx context.Context, r *target, due []*Delivery, now tim
 		if a.State == alert.Resolved {
 			e.Type = alert.TypeResolved
 		}
-		pairs = append(pairs, pair{e, a, r.ready})
-	}
-	if len(pairs) == 0 {
-		return false, nil
-	}
-	if err := s.tellPairs(ctx, r, pairs, now); err != nil {
-		return false, fmt.Errorf("take over deliveries of receiver %s: %w", r.ID, err)
-	}
-	return true, nil
+		told = true
+		return &pair{e, a, r.ready}
+	})
+	return told, err
 }

@@ -49,6 +49,8 @@ type held struct {
 	lane     lane
 	version  int64
 	due      time.Time
+	// standingAgain is before when what fires is not told: it could not be.
+	standingAgain time.Time
 }
 
 // due is when to look at a lane that somebody else may hold, since a message is

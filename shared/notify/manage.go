@@ -64,11 +64,10 @@ func nameWrite(r *Receiver) ledger.Write {
 	return ledger.Write{Item: ledger.Item{Key: record.ReceiverNameKey(r.Name), Data: record.Encode(map[string]string{"receiver": r.ID})}}
 }
 
-// Create keeps a new receiver, which is told from then on, an Alertmanager of what fires
-// already, too. Of a webhook it returns
-// the secret, the given one or one that it makes; but for Made nothing shows it
-// again. Errors: alert.Faults, name_taken, an *admission.EarlierError for a call
-// that is a repeat.
+// Create keeps a new receiver, which is told from then on; an Alertmanager of what fires
+// already, too. Of a webhook it returns the secret, the given one or one that it makes;
+// but for Made nothing shows it again. Errors: alert.Faults, name_taken, an
+// *admission.EarlierError for a call that is a repeat.
 func (s *Service) Create(ctx context.Context, call admission.Call, sp Spec) (Receiver, string, error) {
 	now, secret := s.now(), sp.Secret
 	sp.Secret = ""
@@ -102,7 +101,7 @@ func (s *Service) Create(ctx context.Context, call admission.Call, sp Spec) (Rec
 		}
 		writes := append(once,
 			ledger.Write{Item: receiverItem(&r)}, nameWrite(&r),
-			ledger.Write{Item: ledger.Item{Key: record.LaneKey(r.ID), Data: record.Encode(lane{}), Due: s.standingDue(&r, &standing{})}},
+			ledger.Write{Item: ledger.Item{Key: record.LaneKey(r.ID), Data: record.Encode(lane{}), Due: s.standingDue(&r, &standing{}, now)}},
 			s.audit(call, "receiver.create", r.ID, http.StatusCreated, r.Name),
 		)
 		if kept != nil {
@@ -138,9 +137,9 @@ func stale(r *Receiver, revision int64) error {
 
 // Update replaces what is said of a receiver, if it is at the revision (0:
 // whichever it is at). Its kind stays. One that is enabled by it is told again, of
-// what happens from then on, and of what was left to send. An Alertmanager is told of all
-// that fires, by what is said now. Errors: alert.Faults,
-// not_found, name_taken, precondition_failed.
+// what happens from then on, and of what was left to send. An Alertmanager is told of
+// all that fires, by what is said now. Errors: alert.Faults, not_found, name_taken,
+// precondition_failed.
 func (s *Service) Update(ctx context.Context, call admission.Call, ref string, revision int64, sp Spec) (Receiver, error) {
 	var out Receiver
 	if sp.Secret != "" {

@@ -49,7 +49,7 @@ type Spec struct {
 	Timeout      alert.Duration `json:"timeout,omitempty" doc:"Of one try: 1s to 30s, 15s when absent"`
 	// Labels are added to each alert that an Alertmanager gets.
 	Labels  map[string]string `json:"labels,omitempty" doc:"Added to each alert for an Alertmanager: up to 16, none named alertname, severity, cluster or folded"`
-	Enabled *bool             `json:"enabled,omitempty" doc:"True when absent, which also ends that the plane disabled it; what happens while it is false is not told later"`
+	Enabled *bool             `json:"enabled,omitempty" doc:"True when absent, which also ends that the plane disabled it; what happens while it is false no webhook is told later"`
 	// Secret is given with a new webhook; it is not kept here.
 	Secret string `json:"secret,omitempty" doc:"Of a new webhook: whsec_ and base64 of 24 to 64 bytes; one is made when absent. Rotate changes it"`
 }

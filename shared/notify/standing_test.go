@@ -100,7 +100,6 @@ func TestAlertmanagerIsToldWhatFires(t *testing.T) {
 		t.Errorf("a webhook, which has events, was sent %d of before", n)
 	}
 	p.change(&r, func(sp *Spec) { sp.Matchers = []alert.Match{{Field: "rule", Op: "=~", Value: "hot00[0-3]"}} })
-	p.advance(2 * time.Minute) // what is chosen no more ends with its next push
 	is("narrowed", all[:4]...)
 	p.change(&r, func(sp *Spec) { sp.Matchers = sp.Matchers[:0] })
 	is("widened", all...)
@@ -192,9 +191,150 @@ func TestToldWhatTheIndexShowsLate(t *testing.T) {
 		t.Errorf("fire at first: %v", got)
 	}
 	commit(alertWrite(late))
-	p.advance(time.Minute)
+	p.advance(time.Minute + standingSecond)
 	p.run()
 	if got := am.firing(p.clock()); !slices.Equal(got, []string{"late", "seen"}) {
 		t.Errorf("fire when the index shows all: %v", got)
+	}
+}
+
+// between is a ledger under which something happens after alerts were read.
+type between struct {
+	ledger.Ledger
+	then func()
+}
+
+func (b *between) GetMany(ctx context.Context, keys []ledger.Key) (map[ledger.Key]ledger.Item, error) {
+	items, err := b.Ledger.GetMany(ctx, keys)
+	if then := b.then; then != nil && keys[0].SK == record.AlertKey("").SK {
+		b.then = nil
+		then()
+	}
+	return items, err
+}
+
+// What becomes of an alert, and is told by its event, while an Alertmanager is told what
+// fires is not undone by what was read before.
+func TestAlertThatChangesWhileItIsTold(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		before, after func(*alert.Alert)
+		typ           string
+		want          []string // severities of what fires
+	}{
+		"its silence ends": {func(a *alert.Alert) { a.SilencedBy = "sil_1" }, func(a *alert.Alert) { a.SilencedBy = "" }, alert.TypeFiring, []string{"error"}},
+		"it is graver":     {func(*alert.Alert) {}, func(a *alert.Alert) { a.Severity = "critical" }, alert.TypeFiring, []string{"critical"}},
+		"it is silenced":   {func(*alert.Alert) {}, func(a *alert.Alert) { a.SilencedBy = "sil_1" }, alert.TypeSilenced, nil},
+		"it is over":       {func(*alert.Alert) {}, func(*alert.Alert) {}, alert.TypeResolved, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := setup(t)
+			am := newFake(t, p)
+			a := p.alert("hot")
+			tt.before(a)
+			p.tell(alert.TypeFiring, a)
+			p.run()
+			p.advance(time.Second)
+			r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+			p.advance(time.Second)
+			s := p.another(&between{Ledger: p.db, then: func() {
+				tt.after(a)
+				p.tell(tt.typ, a)
+				if err := p.Follow(t.Context(), stream); err != nil {
+					t.Error(err)
+				}
+			}})
+			s.roots = p.roots
+			if err := s.Deliver(t.Context(), record.LaneKey(r.ID)); err != nil {
+				t.Fatal(err)
+			}
+			for range 5 {
+				p.run()
+				if got := am.severities(p.clock()); !slices.Equal(got, tt.want) {
+					t.Errorf("fire: %v", got)
+				}
+				p.advance(time.Minute)
+			}
+		})
+	}
+}
+
+// A list that cannot be read keeps nothing else from an Alertmanager.
+func TestListOfWhatFiresFails(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	am := newFake(t, p)
+	p.tell(alert.TypeFiring, p.alert("before"))
+	p.run()
+	p.advance(time.Second)
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+	p.advance(time.Second)
+	p.tell(alert.TypeFiring, p.alert("after"))
+	l := &unlisted{Ledger: p.db, fails: true}
+	s := p.another(l)
+	s.roots = p.roots
+	is := func(when string, want ...string) {
+		t.Helper()
+		if err := s.Follow(t.Context(), stream); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Deliver(t.Context(), record.LaneKey(r.ID)); err != nil {
+			t.Fatal(err)
+		}
+		if got := am.firing(p.clock()); !slices.Equal(got, want) {
+			t.Errorf("%s fire %v", when, got)
+		}
+	}
+	is("while it fails", "after")
+	if l.asked > 3 {
+		t.Errorf("it was asked for %d times at once", l.asked)
+	}
+	l.fails = false
+	p.advance(2 * time.Minute)
+	is("later", "after", "before")
+}
+
+// unlisted is a ledger whose list of open alerts fails.
+type unlisted struct {
+	ledger.Ledger
+	fails bool
+	asked int
+}
+
+func (u *unlisted) Query(ctx context.Context, q ledger.Query) (ledger.Page, error) {
+	if q.Index == ledger.Live {
+		if u.asked++; u.fails {
+			return ledger.Page{}, errors.New("an item cannot be read")
+		}
+	}
+	return u.Ledger.Query(ctx, q)
+}
+
+// A receiver that was made by a clock that was ahead is told what fires, and no more often
+// than twice.
+func TestToldWhatFiresByOtherClocks(t *testing.T) {
+	t.Parallel()
+	for name, jump := range map[string]time.Duration{"back a minute": -time.Minute, "back an hour": -time.Hour, "back a year": -365 * 24 * time.Hour, "ahead a week": 7 * 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := setup(t)
+			am := newFake(t, p)
+			r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+			p.run()
+			p.keep(p.alert("hot")) // no event tells of it
+			p.change(&r, func(sp *Spec) { sp.Labels = map[string]string{"plane": "eu"} })
+			p.advance(jump)
+			p.tell(alert.TypeFiring, p.alert("after"))
+			l := &unlisted{Ledger: p.db}
+			p.Service = func() *Service { s := p.another(l); s.roots = p.roots; return s }()
+			for range 4 * 60 { // the longest that a clock set back an hour can cost
+				p.advance(time.Minute)
+				p.run()
+			}
+			if got := am.firing(p.clock()); !slices.Equal(got, []string{"after", "hot"}) || l.asked != 2 {
+				t.Errorf("fire %v, the list was asked for %d times", got, l.asked)
+			}
+		})
 	}
 }

@@ -268,6 +268,8 @@ func (s *Service) ends(ctx context.Context, stream string, until time.Time) (end
 		return until, false, fmt.Errorf("read when cluster %s was deleted: %w", stream, err)
 	case at.After(until):
 		return until, false, nil
+	case at.IsZero():
+		return until, true, nil
 	}
 	return at, true, nil
 }

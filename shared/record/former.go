@@ -2,6 +2,7 @@ package record
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -55,15 +56,18 @@ func FormerWrite(cluster string, at time.Time) ledger.Write {
 	return ledger.Write{Item: ledger.Item{Key: FormerKey(cluster), Data: Encode(former{at.UTC()})}, Expect: ledger.AnyVersion, Feed: true}
 }
 
-// FormerAt is when a deleted cluster that has events left was deleted; ErrNotFound: it is
-// no such cluster.
+// FormerAt is when a deleted cluster that has events left was deleted; zero: nobody can
+// read that any more. ErrNotFound: it is no such cluster.
 func (st *Store) FormerAt(ctx context.Context, cluster string) (time.Time, error) {
 	it, err := st.Ledger.Get(ctx, FormerKey(cluster))
 	if err != nil {
 		return time.Time{}, err
 	}
 	f, err := Decode[former](it)
-	return f.DeletedAt, err
+	if errors.Is(err, ErrNewer) {
+		return time.Time{}, err
+	}
+	return f.DeletedAt, nil
 }
 
 // Former lists the deleted clusters that have events left.
