@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -150,6 +151,7 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 	}
 	var unknown *end
 	reached := true // every step before has succeeded
+	foreign := r.foreign()
 	for _, s := range r.steps {
 		if s.Phase.Settled() {
 			reached = reached && s.Phase != operation.StepFailed
@@ -173,6 +175,12 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 		if !s.begun && (f.Phase == operation.StepFailed || f.Phase == operation.StepSucceeded && !reached) {
 			f.Phase = operation.StepPending
 		}
+		// Nor can it be unknown what became of it: nothing is issued before the plane
+		// has it that the step starts. What cannot be read now, its execution reads.
+		if !s.begun && f.Phase == operation.StepUnknown && !foreign {
+			reached = false
+			continue
+		}
 		reached = reached && f.Phase == operation.StepSucceeded
 		r.found(s, f)
 		if f.Phase == operation.StepUnknown && unknown == nil {
@@ -194,6 +202,16 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 		r.agent.kept.dropBefore(r.a.Operation, r.a.Generation)
 	}
 	return nil
+}
+
+// foreign tells whether the steps are probed for more than what earlier leases of this
+// operation did, so that a probe has something to say of a step that was never begun. An
+// operation of which no step was ever begun is probed since an earlier one left its
+// resource unsettled: whatever that one has under way there may be under way still. And a
+// record that was restored from a backup may lack that a step was begun.
+func (r *run) foreign() bool {
+	return operation.FromBackup(r.a.Generation) ||
+		!slices.ContainsFunc(r.steps, func(s *stepState) bool { return s.begun || s.Phase.Settled() })
 }
 
 // found reports what a probe read.

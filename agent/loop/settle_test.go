@@ -2,11 +2,17 @@ package loop
 
 import (
 	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // dies lets the plane lose the lease of the first generation in a step, and has the
@@ -112,4 +118,123 @@ func TestHandedOverWordsStay(t *testing.T) {
 			t.Errorf("observed with %s: %s", got.ErrorCode, got.Detail)
 		}
 	})
+}
+
+// unknowns lists the steps that the plane was ever told to be unknown, or has made so.
+func (b *bench) unknowns(op string) (names []string) {
+	b.plane.mu.Lock()
+	defer b.plane.mu.Unlock()
+	for i, s := range b.plane.ops[op].State.Steps {
+		told := slices.ContainsFunc(b.plane.entries[op], func(e operation.Entry) bool {
+			return e.Kind == operation.EntryStep && e.StepID == b.plane.ops[op].Spec.Steps[i].ID && strings.Contains(string(e.After), `"unknown"`)
+		})
+		if told || s.Phase == operation.StepUnknown {
+			names = append(names, b.plane.ops[op].Spec.Steps[i].Name)
+		}
+	}
+	return names
+}
+
+// TestUnbegunIsNeverUnknown: nothing is issued before the plane knows that a step
+// starts, so the outcome of one that never began is not unknown, whatever a probe
+// cannot read.
+func TestUnbegunIsNeverUnknown(t *testing.T) {
+	for _, code := range []string{codeSilent, "forbidden", "api_error", "no_answer", "in_progress", codePanic} {
+		t.Run(code, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bench) {
+				b.dies("preflight", func(context.Context, *executor.Task) executor.Outcome { return executor.Done("") })
+				for _, name := range []string{"cordon", "evict"} {
+					b.exec.probe[name] = func(*executor.Task) executor.Finding {
+						if code == codePanic {
+							panic("in a probe")
+						}
+						return executor.Unknown(code, "it cannot be read")
+					}
+				}
+				b.start()
+				op := b.plane.submit("unbegun", time.Hour, drainPlan()...)
+				s := b.plane.ended(t, op, time.Minute)
+				if s.Phase != operation.Succeeded || s.Generation != 2 {
+					t.Errorf("ended %s, generation %d: %+v", s.Phase, s.Generation, s.Result)
+				}
+				if got := b.unknowns(op); len(got) > 0 {
+					t.Errorf("unknown: %v", got)
+				}
+				if diff := cmp.Diff([]string{"cordon/2", "evict/2"}, b.world.issued()); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+// TestUnbegunAtTheDeadline: what was never begun is not left behind at the deadline.
+func TestUnbegunAtTheDeadline(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		b.dies("preflight", func(ctx context.Context, _ *executor.Task) executor.Outcome { return unheard(ctx) })
+		silent := func(*executor.Task) executor.Finding {
+			return executor.Unknown(codeSilent, "the API server does not answer")
+		}
+		b.exec.probe["cordon"], b.exec.probe["evict"] = silent, silent
+		b.start()
+		op := b.plane.submit("unbegun", 2*time.Minute, drainPlan()...)
+		s := b.plane.ended(t, op, 3*time.Minute)
+		if s.Phase != operation.TimedOut || s.Generation != 2 || len(s.Result.Residual) != 0 || len(b.world.issued()) != 0 {
+			t.Errorf("ended %s, generation %d, residual %+v, effects %v", s.Phase, s.Generation, s.Result.Residual, b.world.issued())
+		}
+		if got := b.unknowns(op); len(got) > 0 {
+			t.Errorf("unknown: %v", got)
+		}
+		if c := s.Result.Cause; !strings.Contains(c.Detail, "does not answer") {
+			t.Errorf("cause %+v", c)
+		}
+	})
+}
+
+// TestForeignUnknownStays: what a probe cannot tell of a step that never began counts
+// where somebody else may have what it works on under way, or where the record may
+// lack that it began: nothing is issued then.
+func TestForeignUnknownStays(t *testing.T) {
+	for name, before := range map[string]func(*testing.T, *bench, *operation.Operation){
+		"an earlier operation left it unsettled": func(_ *testing.T, _ *bench, op *operation.Operation) {
+			op.Spec.Unsettled = []string{"op_earlier"}
+		},
+		"restored from a backup": func(t *testing.T, b *bench, op *operation.Operation) {
+			for _, c := range []operation.Change{
+				operation.Claim{Agent: "another", Boot: "b", Until: time.Now().Add(time.Hour)},
+				operation.Restored{By: operation.Actor{ID: "someone", Kind: "token"}},
+			} {
+				if err := b.plane.apply(op, c); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bench) {
+				var over atomic.Bool
+				b.exec.probe["reset"] = func(*executor.Task) executor.Finding {
+					if over.Load() {
+						return executor.ToRun("none is on record")
+					}
+					return executor.Unknown("in_progress", "a reset of the device is under way")
+				}
+				b.start()
+				op := b.plane.add("foreign", time.Hour, step("preflight"), step("reset", effect, firm))
+				b.plane.locked(func() { before(t, b, b.plane.ops[op]) })
+				b.plane.ring(op, protocol.KindOperation)
+				b.plane.wait(t, time.Minute, "a second lease that could not tell", func() bool {
+					s := b.plane.ops[op].State
+					return s.Phase == operation.Reconciling && s.Lease == nil && s.Probes >= 1 && s.Steps[1].Phase == operation.StepUnknown
+				})
+				if len(b.world.issued()) > 0 {
+					t.Errorf("effects %v", b.world.issued())
+				}
+				over.Store(true)
+				if s := b.plane.ended(t, op, time.Minute); s.Phase != operation.Succeeded || len(b.world.issued()) != 1 {
+					t.Errorf("ended %s, effects %v", s.Phase, b.world.issued())
+				}
+			})
+		})
+	}
 }

@@ -4,6 +4,10 @@ package operation
 // past any that was given out between the backup and the restore.
 const restoredGenerations = 1_000_000
 
+// FromBackup tells whether a record of that generation was restored from a backup: what
+// was done between the backup and the restore may be missing from it.
+func FromBackup(generation int64) bool { return generation > restoredGenerations }
+
 // EntryRestored is the kind of the entry that a restore leaves.
 const EntryRestored = "restored"
 
