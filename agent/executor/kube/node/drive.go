@@ -16,8 +16,9 @@ import (
 
 // Waits of a drive beside what it is woken by.
 const (
-	// watchNodeAfter is when a drive begins to watch its node: most are over before.
-	watchNodeAfter = 2 * time.Second
+	// watchNodeAfter is when a drive begins to watch its node, and how long before its
+	// deadline at the latest: most are over before, also in a wave.
+	watchNodeAfter = 10 * time.Second
 	// lookServing is how long a pod has been stopping when its endpoints are looked
 	// at: most are gone before.
 	lookServing = time.Second

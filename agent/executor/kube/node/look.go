@@ -105,7 +105,11 @@ func (d *drive) lookNode(ctx context.Context, l *look) *executor.Outcome {
 	s := d.s
 	s.mu.Lock()
 	if s.nodes == nil {
-		if wait := watchNodeAfter - time.Since(d.begun); wait > 0 {
+		wait := watchNodeAfter - time.Since(d.begun)
+		if at := d.t.Assignment.Deadline; !at.IsZero() { // what stands in its way then is told
+			wait = min(wait, at.Sub(d.c.Now())-watchNodeAfter)
+		}
+		if wait > 0 {
 			s.mu.Unlock()
 			l.wake(wait)
 			return nil
