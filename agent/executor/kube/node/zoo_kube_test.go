@@ -54,11 +54,11 @@ func TestZoo(t *testing.T) {
 		detail            string // part of the outcome's detail
 		evictions         int    // commands that were accepted
 	}{
-		{name: "pdb wants all", within: 3 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+		{name: "pdb wants all", within: 8 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Deployment(ns, "web", 1, kuberig.OnNode(node))
 			r.PDB(ns, "web", "web", kuberig.MinAvailable("1"))
 		}, preview: []string{"pdb"}, step: "evict", class: operation.OutcomeWaiting, code: "pdb_blocked", detail: "it needs every one of its 1 pods"},
-		{name: "pdb wants all and force", within: 5 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+		{name: "pdb wants all and force", within: 10 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Deployment(ns, "web", 1, kuberig.OnNode(node))
 			r.PDB(ns, "web", "web", kuberig.MinAvailable("1"))
 		}, payload: `{"on_deadline":"force","force_window_seconds":4}`, preview: []string{"pdb"}, evictions: 1},
@@ -71,7 +71,7 @@ func TestZoo(t *testing.T) {
 			r.Deployment(ns, "web", 4, kuberig.PreferNode(node, r.Node("other").Name))
 			r.PDB(ns, "web", "web", kuberig.MaxUnavailable("1"))
 		}, evictions: 4},
-		{name: "unready behind its pdb", within: 3 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+		{name: "unready behind its pdb", within: 8 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Deployment(ns, "web", 1, kuberig.OnNode(node), kuberig.Unready())
 			r.PDB(ns, "web", "web", kuberig.MinAvailable("1"))
 		}, preview: []string{"pdb"}, step: "evict", class: operation.OutcomeWaiting, code: "pdb_blocked", detail: "the pod is not ready"},
@@ -109,10 +109,10 @@ func TestZoo(t *testing.T) {
 		{name: "mirror", make: func(r *kuberig.Rig, ns, node string) { r.Pod(ns, "static", kuberig.OnNode(node), kuberig.Mirror()) }},
 		{name: "daemonset", make: func(r *kuberig.Rig, ns, _ string) { r.DaemonSet(ns, "exporter", kuberig.EmptyDir()) }},
 		{name: "empty", make: func(*kuberig.Rig, string, string) {}},
-		{name: "finalizer", within: 4 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+		{name: "finalizer", within: 8 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Pod(ns, "held", kuberig.OnNode(node), kuberig.Finalizer("example.com/hold"))
 		}, payload: `{"force":true}`, preview: []string{"finalizer"}, step: "wait", class: operation.OutcomeWaiting, code: "finalizer", detail: "example.com/hold", evictions: 1},
-		{name: "stopped and held by a finalizer", within: 4 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+		{name: "stopped and held by a finalizer", within: 8 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Pod(ns, "held", kuberig.OnNode(node), kuberig.Finalizer("example.com/hold"))
 			if err := r.Client(kuberig.Admin).CoreV1().Pods(ns).Delete(context.Background(), "held", metav1.DeleteOptions{}); err != nil {
 				panic(err)
@@ -122,16 +122,16 @@ func TestZoo(t *testing.T) {
 				return len(on) == 1 && isFinished(&on[0]) && on[0].DeletionTimestamp != nil, nil
 			})
 		}, preview: []string{"finalizer"}, step: "wait", class: operation.OutcomeWaiting, code: "finalizer", detail: "example.com/hold"},
-		{name: "finalizer and force", within: 5 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+		{name: "finalizer and force", within: 10 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Pod(ns, "held", kuberig.OnNode(node), kuberig.Finalizer("example.com/hold"))
 		}, payload: `{"force":true,"on_deadline":"force","force_window_seconds":4}`, preview: []string{"finalizer"}, step: "wait", class: operation.OutcomeWaiting, code: "finalizer", detail: "0 of 1 pods gone, waiting for", evictions: 1},
-		{name: "slow stop", within: 4 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+		{name: "slow stop", within: 8 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Deployment(ns, "web", 1, kuberig.OnNode(node), kuberig.Grace(300), kuberig.IgnoreSigterm())
 		}, step: "wait", class: operation.OutcomeWaiting, code: "slow_stop", detail: "grace period of 5m0s", evictions: 1},
 		{name: "slow stop, grace replaced", make: func(r *kuberig.Rig, ns, node string) {
 			r.Deployment(ns, "web", 1, kuberig.OnNode(node), kuberig.Grace(300), kuberig.IgnoreSigterm())
 		}, payload: `{"grace_period_seconds":1}`, evictions: 1},
-		{name: "slow stop and force", within: 6 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+		{name: "slow stop and force", within: 12 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Deployment(ns, "web", 1, kuberig.OnNode(node), kuberig.Grace(300), kuberig.IgnoreSigterm())
 		}, payload: `{"on_deadline":"force","force_window_seconds":4}`, evictions: 2},
 		{name: "statefulset", make: func(r *kuberig.Rig, ns, node string) { r.StatefulSet(ns, "db", 2, kuberig.OnNode(node)) }, evictions: 2},
