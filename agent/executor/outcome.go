@@ -55,6 +55,11 @@ const ClassHandBack = "hand_back"
 // the other agents of its cluster.
 const HandBackFor = 20 * time.Second
 
+// DeniedFor is how long an API server must keep saying that a right is missing until
+// that is believed: one that has just started says so of every right, until it has read
+// its roles.
+const DeniedFor = 5 * time.Second
+
 // Found is the finding that the step's end state holds.
 func Found(detail string) Finding {
 	return Finding{Phase: operation.StepSucceeded, Detail: detail}

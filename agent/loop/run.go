@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -78,6 +77,9 @@ func (a *Agent) newRun(ctx context.Context, as *protocol.Assignment, sent time.D
 		if st.started { // the attempt that the claim opened is not a begun one yet
 			st.begun = s.Attempts > 1
 		}
+		if s.Phase == operation.StepUnknown { // until a probe says more
+			st.said = s.Detail
+		}
 		r.steps = append(r.steps, st)
 	}
 	if as.Cancel {
@@ -141,95 +143,6 @@ func (r *run) inherit(before []protocol.Report) {
 			}
 		}
 	})
-}
-
-// settle reads what became of the unfinished steps before anything is issued.
-// It returns the end if they cannot be told.
-func (r *run) settle(ctx context.Context, inherited bool) *end {
-	if !r.a.Probe {
-		return nil
-	}
-	var unknown *end
-	reached := true // every step before has succeeded
-	foreign := r.foreign()
-	for _, s := range r.steps {
-		if s.Phase.Settled() {
-			reached = reached && s.Phase != operation.StepFailed
-			continue
-		}
-		if s.Cleanup && !s.begun {
-			continue
-		}
-		var f executor.Finding
-		if s.Resolved { // a person knows better than a probe could
-			f = executor.Finding{Phase: operation.StepPending, Detail: "a person settled that it never took effect"}
-		} else {
-			f = r.probe(ctx, s)
-		}
-		if e := r.interrupted(ctx, false); e != nil {
-			return e
-		}
-		// Of a step that was never begun a probe can only say that its end state
-		// happens to hold. That counts while all before it are done; later work
-		// could undo it. And it cannot have failed.
-		if !s.begun && (f.Phase == operation.StepFailed || f.Phase == operation.StepSucceeded && !reached) {
-			f.Phase = operation.StepPending
-		}
-		// Nor can it be unknown what became of it: nothing is issued before the plane
-		// has it that the step starts. What cannot be read now, its execution reads.
-		if !s.begun && f.Phase == operation.StepUnknown && !foreign {
-			reached = false
-			continue
-		}
-		reached = reached && f.Phase == operation.StepSucceeded
-		r.found(s, f)
-		if f.Phase == operation.StepUnknown && unknown == nil {
-			unknown = &end{outcome: protocol.FinalAmbiguous, step: s,
-				out: executor.Outcome{ErrorCode: f.ErrorCode, Detail: f.Detail}}
-		}
-	}
-	if unknown != nil {
-		return unknown
-	}
-	seq := r.out.add(true, func(d *draft) { d.settled = true })
-	if err := r.out.wait(ctx, seq); err != nil {
-		if e := r.interrupted(ctx, false); e != nil {
-			return e
-		}
-		return &end{outcome: protocol.FinalAmbiguous, out: executor.Outcome{ErrorCode: codeLeaseLost, Detail: err.Error()}}
-	}
-	if inherited {
-		r.agent.kept.dropBefore(r.a.Operation, r.a.Generation)
-	}
-	return nil
-}
-
-// foreign tells whether the steps are probed for more than what earlier leases of this
-// operation did, so that a probe has something to say of a step that was never begun. An
-// operation of which no step was ever begun is probed since an earlier one left its
-// resource unsettled: whatever that one has under way there may be under way still. And a
-// record that was restored from a backup may lack that a step was begun.
-func (r *run) foreign() bool {
-	return operation.FromBackup(r.a.Generation) ||
-		!slices.ContainsFunc(r.steps, func(s *stepState) bool { return s.begun || s.Phase.Settled() })
-}
-
-// found reports what a probe read.
-func (r *run) found(s *stepState, f executor.Finding) {
-	report := protocol.StepReport{StepID: s.ID, Phase: f.Phase, ErrorCode: f.ErrorCode, Detail: f.Detail}
-	if s.begun {
-		report.Outcome = map[operation.StepPhase]string{
-			operation.StepSucceeded: operation.OutcomeDone,
-			operation.StepFailed:    operation.OutcomePermanent,
-			operation.StepPending:   operation.OutcomeTransient,
-			operation.StepUnknown:   operation.OutcomeAmbiguous,
-		}[f.Phase]
-	}
-	s.Phase, s.said = f.Phase, detail(f.Detail)
-	if f.Phase == operation.StepFailed { // why it failed is what the probe says; other words of the last lease stand
-		s.ErrorCode, s.Detail = cut(clean(f.ErrorCode), 128), s.said
-	}
-	r.out.step(false, report)
 }
 
 // work carries the steps out in order.

@@ -38,8 +38,9 @@ func (r *run) answered(s *stepState) {
 		return
 	}
 	r.progressed(s.Name, func(p *operation.Progress) {
-		p.Blockers = slices.DeleteFunc(slices.Clone(p.Blockers), isSilence)
-		if len(p.Blockers) == 0 {
+		left := slices.DeleteFunc(slices.Clone(p.Blockers), isSilence)
+		// Also when nothing is left: the next silence has a time of its own.
+		if p.Blockers = r.obstacles.now(r.agent.now().UTC(), left); len(left) == 0 {
 			p.Blockers = nil
 		}
 	})

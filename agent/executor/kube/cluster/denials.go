@@ -10,10 +10,8 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// DeniedFor is how long the API server must keep saying that a right is missing
-// until that is believed: one that has just started says so of every right, until
-// it has read its roles.
-const DeniedFor = 5 * time.Second
+// DeniedFor is executor.DeniedFor.
+const DeniedFor = executor.DeniedFor
 
 const (
 	deniedPause = 500 * time.Millisecond // between two tries

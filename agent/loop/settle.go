@@ -1,0 +1,200 @@
+package loop
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// holdUnknown is how long a lease is held over a step that nobody knows the outcome
+// of, while nothing answers that could tell. A person who knows it is refused as long
+// as the lease is held, and another agent may reach what is silent here.
+const holdUnknown = time.Minute
+
+// codeForbidden is what executors say when a right is missing.
+const codeForbidden = "forbidden"
+
+// settling is what a run has met while it reads what became of its steps.
+type settling struct {
+	// foreign: a probe has something to say of a step that was never begun.
+	foreign bool
+	silent  *time.Duration // since when nothing answered first
+	denied  *time.Duration // since when a right is missing, after that
+}
+
+// settle reads what became of the unfinished steps before anything is issued.
+// It returns the end if they cannot be told.
+func (r *run) settle(ctx context.Context, inherited bool) *end {
+	if !r.a.Probe {
+		return nil
+	}
+	var unknown *end
+	reached := true // every step before has succeeded
+	w := settling{foreign: r.foreign()}
+	for _, s := range r.steps {
+		if s.Phase.Settled() {
+			reached = reached && s.Phase != operation.StepFailed
+			continue
+		}
+		if s.Cleanup && !s.begun {
+			continue
+		}
+		var f executor.Finding
+		var e *end
+		if s.Resolved { // a person knows better than a probe could
+			f, e = executor.ToRun("a person settled that it never took effect"), r.interrupted(ctx, false)
+		} else {
+			f, e = r.ask(ctx, s, &w)
+		}
+		if e != nil {
+			return e
+		}
+		// Of a step that was never begun a probe can only say that its end state
+		// happens to hold. That counts while all before it are done; later work
+		// could undo it. And it cannot have failed.
+		if !s.begun && (f.Phase == operation.StepFailed || f.Phase == operation.StepSucceeded && !reached) {
+			f.Phase = operation.StepPending
+		}
+		// Nor can it be unknown what became of it: nothing is issued before the plane
+		// has it that the step starts. What cannot be read now, its execution reads.
+		if !s.begun && f.Phase == operation.StepUnknown && !w.foreign {
+			reached = false
+			continue
+		}
+		reached = reached && f.Phase == operation.StepSucceeded
+		r.found(s, f)
+		if f.Phase == operation.StepUnknown && unknown == nil {
+			unknown = &end{outcome: protocol.FinalAmbiguous, step: s,
+				out: executor.Outcome{ErrorCode: f.ErrorCode, Detail: f.Detail}}
+		}
+	}
+	if unknown != nil {
+		return unknown
+	}
+	seq := r.out.add(true, func(d *draft) { d.settled = true })
+	if err := r.out.wait(ctx, seq); err != nil {
+		if e := r.interrupted(ctx, false); e != nil {
+			return e
+		}
+		return &end{outcome: protocol.FinalAmbiguous, out: executor.Outcome{ErrorCode: codeLeaseLost, Detail: err.Error()}}
+	}
+	if inherited {
+		r.agent.kept.dropBefore(r.a.Operation, r.a.Generation)
+	}
+	return nil
+}
+
+// foreign tells whether the steps are probed for more than what earlier leases of this
+// operation did, so that a probe has something to say of a step that was never begun. An
+// operation of which no step was ever begun is probed since an earlier one left its
+// resource unsettled: whatever that one has under way there may be under way still. And a
+// record that was restored from a backup may lack that a step was begun.
+func (r *run) foreign() bool {
+	return operation.FromBackup(r.a.Generation) ||
+		!slices.ContainsFunc(r.steps, func(s *stepState) bool { return s.begun || s.Phase.Settled() })
+}
+
+// ask probes a step, again and again while nothing answers, and shows that. Nothing is
+// known of the step meanwhile, so that its phase stays. It returns how the run ends if
+// no answer came in time.
+func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Finding, *end) {
+	var said executor.Outcome
+	for try := 1; ; try++ {
+		began, asked := r.agent.now(), r.agent.mono()
+		f := r.probe(ctx, s)
+		if !s.begun && !w.foreign || !w.unanswered(f, asked) {
+			r.answered(s)
+			return f, because(r.interrupted(ctx, false), s, said)
+		}
+		wait := jitter(retryBase)
+		if f.ErrorCode == codeSilent {
+			said, wait = executor.Waiting(f.ErrorCode, f.Detail), backoff(try, retryBase, unansweredMost)
+			r.silent(s, began, said)
+		}
+		// A cancel does not wake it: what it calls for must be read first as well.
+		pause(ctx, wait, r.agent.stopping)
+		if e := r.unheard(ctx, s, w, said); e != nil {
+			return f, because(e, s, said)
+		}
+	}
+}
+
+// unanswered tells whether the finding of a probe that was made at that time is none:
+// nothing answered. An API server that answers again denies every right until it has
+// read its roles, so that a denial counts as silence until steps believe it as well.
+func (w *settling) unanswered(f executor.Finding, asked time.Duration) bool {
+	if f.Phase != operation.StepUnknown {
+		return false
+	}
+	switch f.ErrorCode {
+	case codeSilent:
+		if w.silent == nil {
+			w.silent = &asked
+		}
+		w.denied = nil
+		return true
+	case codeForbidden:
+		if w.silent != nil && w.denied == nil {
+			w.denied = &asked
+		}
+		return w.denied != nil && asked-*w.denied < executor.DeniedFor
+	}
+	return false
+}
+
+// unheard tells how a run ends that waits for an answer; nil: it waits on. Where the
+// outcome of a step is unknown it gives the lease back after a while, and leaves the
+// operation to others, unless the deadline would find nobody then to say what it waited
+// for; else it waits to the deadline, as a step does that is carried out. A cancel ends
+// it if nothing is unknown and nothing is to be cleaned up.
+func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said executor.Outcome) *end {
+	if e := r.interrupted(ctx, false); e != nil {
+		return e
+	}
+	r.mu.Lock()
+	cancelled := r.cancelled
+	r.mu.Unlock()
+	unknown := slices.ContainsFunc(r.steps, func(s *stepState) bool { return s.Phase == operation.StepUnknown })
+	switch now := r.agent.mono(); {
+	case closed(r.agent.stopping):
+		return &end{outcome: protocol.FinalHandBack}
+	case unknown && now-*w.silent >= holdUnknown && r.lease.remaining() > 2*executor.HandBackFor:
+		r.agent.aside.put(r.a.Operation, now+executor.HandBackFor)
+		r.out.note(protocol.Note{Code: said.ErrorCode, Detail: said.Detail, StepID: s.ID})
+		return &end{outcome: protocol.FinalHandBack}
+	case cancelled && !unknown && !w.foreign && !r.needsCleanup():
+		return &end{outcome: protocol.FinalCancelled}
+	}
+	return nil
+}
+
+// because names the step that was waited for, and what was silent, in an end that says
+// nothing else of its cause.
+func because(e *end, s *stepState, said executor.Outcome) *end {
+	if e != nil && e.out.ErrorCode == "" && said.ErrorCode != "" {
+		e.step, e.out = s, said
+	}
+	return e
+}
+
+// found reports what a probe read.
+func (r *run) found(s *stepState, f executor.Finding) {
+	report := protocol.StepReport{StepID: s.ID, Phase: f.Phase, ErrorCode: f.ErrorCode, Detail: f.Detail}
+	if s.begun {
+		report.Outcome = map[operation.StepPhase]string{
+			operation.StepSucceeded: operation.OutcomeDone,
+			operation.StepFailed:    operation.OutcomePermanent,
+			operation.StepPending:   operation.OutcomeTransient,
+			operation.StepUnknown:   operation.OutcomeAmbiguous,
+		}[f.Phase]
+	}
+	s.Phase, s.said = f.Phase, detail(f.Detail)
+	if f.Phase == operation.StepFailed { // why it failed is what the probe says; other words of the last lease stand
+		s.ErrorCode, s.Detail = cut(clean(f.ErrorCode), 128), s.said
+	}
+	r.out.step(false, report)
+}
