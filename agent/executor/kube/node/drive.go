@@ -267,7 +267,7 @@ func (d *drive) take(r result) {
 	}
 	if r.stop != nil {
 		if r.stop.ErrorCode == "api_unavailable" {
-			p.refused(&refusal{code: "api_unavailable", rule: "api_server", why: r.stop.Detail}, now, 0)
+			p.refused(&refusal{stage: r.stage, code: "api_unavailable", rule: "api_server", why: r.stop.Detail}, now, 0)
 			return
 		}
 		d.worst = r.stop
@@ -300,6 +300,7 @@ func (d *drive) take(r result) {
 			all, _ = d.budgets.In(p.pod.Namespace)
 		}
 		why := refusalOf(r.reply.Err, p.pod, all)
+		why.stage = r.stage
 		for _, b := range all {
 			if b.key() == why.budget {
 				d.allowances.empty(now, b)
@@ -309,11 +310,13 @@ func (d *drive) take(r result) {
 	}
 }
 
-// refused books a refusal and when the pod is asked for again.
+// refused books a refusal and when the pod is asked for again. How often its evictions
+// were refused does not slow its deletions down.
 func (p *planned) refused(why *refusal, now time.Time, after time.Duration) {
-	if p.refusal == nil || p.refusal.code != why.code || p.refusal.version != why.version {
+	if p.refusal == nil || p.refusal.code != why.code || p.refusal.version != why.version || why.stage > p.pushed {
 		p.tries = 0
 	}
+	p.pushed = max(p.pushed, why.stage)
 	p.tries++
 	p.refusal = why
 	p.not = now.Add(jitter(pace(why.code, p.tries, after)))

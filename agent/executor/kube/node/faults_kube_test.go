@@ -13,6 +13,7 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -120,8 +121,50 @@ func TestEvictionRefused(t *testing.T) {
 	t.Logf("%q", j.commands)
 }
 
+// TestDeletionRefused: a policy that denies deletions, of a pod that a budget holds, is
+// named in the window in which the drain goes past the budget, and asked again at a pace.
+func TestDeletionRefused(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	n, ns := r.Node("kept"), r.Namespace()
+	r.Deployment(ns, "web", 1, kuberig.OnNode(n.Name))
+	r.PDB(ns, "web", "web", kuberig.MinAvailable("1"))
+	denyCalls(t, r, ns, admissionv1.Delete, "pods")
+	pod := r.Pods(ns, "web")[0].Name
+	r.Await("the policy is in force", func(ctx context.Context) (bool, error) {
+		err := r.Client(kuberig.Admin).CoreV1().Pods(ns).Delete(ctx, pod, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+		return apierrors.IsInvalid(err), nil
+	})
+	user := r.User("agent")
+	grant(r, user)
+	a := agentOf(t, r.Kubeconfig(user), nil)
+	j := newJob(r, "node.drain", n, `{"on_deadline":"force","force_window_seconds":8}`).within(10 * time.Second)
+	if step, o := a.run(t.Context(), j); step != "evict" || o.ErrorCode != "eviction_refused" {
+		t.Errorf("it ended at %q with %+v", step, o)
+	}
+	asked := 0
+	for _, e := range r.Audit(user) {
+		if e.Verb == "delete" && e.Resource == "pods" {
+			asked++
+		}
+	}
+	if asked < 2 || asked > 6 {
+		t.Errorf("asked for %d deletions in 8 s", asked)
+	}
+	last := j.blockers[len(j.blockers)-1]
+	if len(last) != 1 || !strings.HasPrefix(last[0].Rule, "policy/deny-") || last[0].Resource != "pod/"+ns+"/"+pod {
+		t.Errorf("blockers %+v", last)
+	}
+	t.Logf("%d deletions, commands %q", asked, j.commands)
+}
+
 // deny refuses evictions in a namespace by an admission policy.
 func deny(t *testing.T, r *kuberig.Rig, ns string) (lift func()) {
+	t.Helper()
+	return denyCalls(t, r, ns, admissionv1.Create, "pods/eviction")
+}
+
+func denyCalls(t *testing.T, r *kuberig.Rig, ns string, what admissionv1.OperationType, resource string) (lift func()) {
 	t.Helper()
 	admin := r.Client(kuberig.Admin).AdmissionregistrationV1()
 	name := r.Name("deny")
@@ -131,8 +174,8 @@ func deny(t *testing.T, r *kuberig.Rig, ns string) (lift func()) {
 			MatchConstraints: &admissionv1.MatchResources{
 				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": ns}},
 				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-					Operations: []admissionv1.OperationType{admissionv1.Create},
-					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}}}}}},
+					Operations: []admissionv1.OperationType{what},
+					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{resource}}}}}},
 			Validations: []admissionv1.Validation{{Expression: "false", Message: "not on a Monday"}}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)

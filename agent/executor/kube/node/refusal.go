@@ -14,17 +14,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// refusal is why the API server did not take an eviction.
+// refusal is why the API server did not take an eviction, or a deletion.
 type refusal struct {
-	code string // of a blocker
-	rule string
-	why  string
-	act  string
+	stage int    // of the call that it refused, as planned has it
+	code  string // of a blocker
+	rule  string
+	why   string
+	act   string
 	// budget is the version of the disruption budget that refused, by its key: the
 	// eviction is asked for again as soon as that changes.
 	budget, version string
 	away            bool // who would have to be asked does not answer
 }
+
+// hold is the refusal as what keeps a pod.
+func (r *refusal) hold() hold { return hold{code: r.code, rule: r.rule, why: r.why, act: r.act} }
 
 // Names that the API server puts in the message of a denial; nothing else of it
 // tells who denied.

@@ -77,13 +77,13 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 				add(p, 0)
 			}
 			if r := p.refusal; r != nil { // in whose words it is not known what became of it
-				l.holds = append(l.holds, held{hold{code: r.code, rule: r.rule, why: r.why, act: r.act}, "pod/" + p.name, p})
+				l.holds = append(l.holds, held{r.hold(), "pod/" + p.name, p})
 			}
 			continue
 		}
 		if p.inFlight {
 			if r := p.refusal; r != nil && r.code != "pdb" { // it holds until the cluster says otherwise
-				l.holds = append(l.holds, held{hold{code: r.code, rule: r.rule, why: r.why, act: r.act}, "pod/" + p.name, p})
+				l.holds = append(l.holds, held{r.hold(), "pod/" + p.name, p})
 			}
 			continue
 		}
@@ -102,8 +102,14 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 			o := executor.Permanent(h.code, h.why)
 			return &o
 		}
-		if r := p.refusal; h == nil && r != nil && !d.again(p, all, now) {
-			h = &hold{code: r.code, rule: r.rule, why: r.why, act: r.act}
+		r := p.refusal
+		if force && r != nil && r.stage > 0 && now.Before(p.not) { // what refuses deletions stands in the way, whatever the budget says
+			l.holds = append(l.holds, held{r.hold(), "pod/" + p.name, p})
+			l.wake(p.not.Sub(now))
+			continue
+		}
+		if h == nil && r != nil && !d.again(p, all, now) {
+			h = new(r.hold())
 			l.wake(p.not.Sub(now))
 		}
 		switch {
@@ -165,7 +171,11 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	if until := p.pod.DeletionTimestamp.Sub(now); until > 0 { // what is said changes then
 		l.wake(until + time.Second)
 	}
-	if !force || p.inFlight || now.Before(p.not) || deaf(p.pod) {
+	if !force || p.inFlight || deaf(p.pod) {
+		return
+	}
+	if now.Before(p.not) {
+		l.wake(p.not.Sub(now))
 		return
 	}
 	p.heldBy = why

@@ -56,6 +56,7 @@ type planned struct {
 	inFlight bool
 	lost     bool // what became of the last call is not known: the pod is read before the next
 	tries    int  // refused in a row
+	pushed   int  // the furthest stage that was refused
 	not      time.Time
 	refusal  *refusal
 	noted    bool   // that it was evicted although nothing starts it again
