@@ -143,7 +143,6 @@ type hold struct {
 	rule string
 	why  string
 	act  string
-	by   *budget // the one budget that allows nothing at the moment
 	// since is when it began, where that is known.
 	since *time.Time
 }
@@ -164,7 +163,7 @@ func rule(all []*budget, p *corev1.Pod) *hold {
 		return &hold{code: "two_pdbs", rule: "pdb/" + found[0].key(), why: twoPDBs(p, found)}
 	}
 	b := found[0]
-	h := &hold{code: "pdb", rule: "pdb/" + b.key(), why: b.String(), act: b.act(), by: b}
+	h := &hold{code: "pdb", rule: "pdb/" + b.key(), why: b.String(), act: b.act()}
 	if !isReady(p) {
 		if b.always || b.healthy >= b.desired && b.desired > 0 {
 			return nil
