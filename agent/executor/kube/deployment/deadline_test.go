@@ -221,3 +221,30 @@ func TestUndoOfWhatHasNotFailed(t *testing.T) {
 		t.Errorf("undo: %+v", o)
 	}
 }
+
+// What stands in the way of a rollout that has failed is told with its end, also when
+// it had failed before anybody looked.
+func TestFailureKeepsWhatStandsInTheWay(t *testing.T) {
+	t.Parallel()
+	s, c := serve(t, "Deployment", nil)
+	typ, tk := Roll(c), rollTask()
+	var shown []protocol.Blocker
+	tk.Blocked = func(now []protocol.Blocker) { shown = now }
+	if o := typ.Steps["restart"].Execute(within(t, 10*time.Second), tk); o.Class != operation.OutcomeDone {
+		t.Fatalf("restart: %+v", o)
+	}
+	s.mu.Lock()
+	merge(s.object, map[string]any{"status": map[string]any{"conditions": []any{map[string]any{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}}}})
+	s.pods = []any{map[string]any{
+		"metadata": map[string]any{"name": "web-h1-0", "namespace": "web", "labels": map[string]any{"pod-template-hash": "h1"}, "annotations": map[string]any{"opsplane.io/mark": "op_1/1/1"},
+			"ownerReferences": []any{map[string]any{"kind": "ReplicaSet", "name": "web-h1", "uid": "r1", "controller": true}}},
+		"status": map[string]any{"phase": "Pending", "containerStatuses": []any{map[string]any{"name": "c", "state": map[string]any{"waiting": map[string]any{"reason": "ImagePullBackOff", "message": "no such image"}}}}},
+	}}
+	s.mu.Unlock()
+	if o := typ.Steps["wait"].Execute(within(t, 10*time.Second), tk); o.Class != operation.OutcomePermanent || o.ErrorCode != codeImagePull {
+		t.Fatalf("wait: %+v", o)
+	}
+	if len(shown) != 1 || shown[0].Code != codeImagePull || shown[0].Resource != "pod/web/web-h1-0" {
+		t.Errorf("stands in the way: %+v", shown)
+	}
+}

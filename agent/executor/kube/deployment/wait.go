@@ -134,7 +134,9 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		}
 	}
 	if o := judge(s); o != nil {
-		tell(t, nil)
+		if o.Class == operation.OutcomeDone {
+			tell(t, nil)
+		}
 		return *o
 	}
 	w := r.watch(ctx, d)
