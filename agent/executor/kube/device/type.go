@@ -268,11 +268,9 @@ func (e *devices) readNode(ctx context.Context, name string) (*corev1.Node, *abs
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown {
-			since := c.LastTransitionTime.UTC()
-			return n, &absence{codeUnreachable, fmt.Sprintf("node %s is unreachable since %s: nothing can run there", name, since.Format(time.RFC3339)), since}, nil
-		}
+	if c := cluster.Readiness(n); c != nil && c.Status == corev1.ConditionUnknown {
+		since := c.LastTransitionTime.UTC()
+		return n, &absence{codeUnreachable, fmt.Sprintf("node %s is unreachable since %s: nothing can run there", name, since.Format(time.RFC3339)), since}, nil
 	}
 	return n, nil, nil
 }

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	gpus "github.com/opsplane/opsplane/agent/executor/kube/inventory/capacity"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -58,11 +59,9 @@ func (m *model) stripNode(obj any) (*node, bool) {
 		return nil, false
 	}
 	n := &node{head: headOf(o), created: o.CreationTimestamp.Time, provider: cut(o.Spec.ProviderID, maxLabelValue), schedulable: !o.Spec.Unschedulable, gpus: capacityOf(o), offers: gpus.Offers(o), bad: badConditions(o.Status.Conditions)}
-	for i := range o.Status.Conditions {
-		if c := &o.Status.Conditions[i]; c.Type == corev1.NodeReady {
-			n.ready, n.unreachable = c.Status == corev1.ConditionTrue, c.Status == corev1.ConditionUnknown
-			n.why, n.readySince = c.Reason, c.LastTransitionTime.Time
-		}
+	if c := cluster.Readiness(o); c != nil {
+		n.ready, n.unreachable = c.Status == corev1.ConditionTrue, c.Status == corev1.ConditionUnknown
+		n.why, n.readySince = c.Reason, c.LastTransitionTime.Time
 	}
 	n.cordon, n.labels = m.cordonOf(o), nodeLabels(o)
 	if m.opts.Lift != nil {

@@ -72,9 +72,7 @@ func (e *nodes) describe(n *corev1.Node, pods int, version string) protocol.Node
 	}
 	rv, _ := strconv.ParseInt(version, 10, 64) // one that is no number is older than any
 	return protocol.Node{UID: string(n.UID), Name: n.Name, Revision: rv << 10, Schedulable: !n.Spec.Unschedulable,
-		Ready: slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		}), Cordon: CordonOf(n), Labels: maps.Clone(n.Labels), GPUs: gpusOf(n), Pods: max(pods, 0)}
+		Ready: cluster.IsReady(n), Cordon: CordonOf(n), Labels: maps.Clone(n.Labels), GPUs: gpusOf(n), Pods: max(pods, 0)}
 }
 
 // gpus counts the node's GPUs as the inventory does; of a node that it has not seen

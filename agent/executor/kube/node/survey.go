@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -302,7 +302,7 @@ func (e *drainer) post(ctx context.Context, ev *policyv1.Eviction) error {
 // whose kubelet says that it is not ready is there, and stops pods in its own time.
 // https://kubernetes.io/docs/reference/node/node-status/#condition
 func ailing(n *corev1.Node, now time.Time) (code, why string) {
-	c := readiness(n)
+	c := cluster.Readiness(n)
 	if c == nil {
 		return "", ""
 	}
@@ -320,19 +320,9 @@ func ailing(n *corev1.Node, now time.Time) (code, why string) {
 	return "", ""
 }
 
-// readiness is what the node's kubelet says of it, or the cluster for it; nil: nobody
-// tells.
-func readiness(n *corev1.Node) *corev1.NodeCondition {
-	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
-	if i < 0 {
-		return nil
-	}
-	return &n.Status.Conditions[i]
-}
-
 // readySince is since when the node has been ready, or not; nil: nobody tells.
 func readySince(n *corev1.Node) *time.Time {
-	c := readiness(n)
+	c := cluster.Readiness(n)
 	if c == nil {
 		return nil
 	}
