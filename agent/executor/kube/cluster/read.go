@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
 )
 
 // Read is the context of one read: it has a deadline of its own.
@@ -34,6 +36,16 @@ func Broken(err error) executor.Outcome {
 		return executor.Transient("api_unavailable", "the API server does not answer: "+err.Error())
 	}
 	return executor.Permanent("api_error", err.Error())
+}
+
+// Patient turns the outcome of a step that the API server did not answer into waiting,
+// for pause at least: it is nothing that the step's budget of attempts is for, and the
+// operation's deadline bounds it.
+func Patient(o executor.Outcome, pause time.Duration) executor.Outcome {
+	if o.ErrorCode == CodeUnavailable && o.Class == operation.OutcomeTransient {
+		o.Class, o.After = operation.OutcomeWaiting, max(o.After, pause)
+	}
+	return o
 }
 
 // forbidden words what the authorizer said: its message names user, verb and

@@ -140,11 +140,7 @@ func gone(a *protocol.Assignment) string {
 // unread is the outcome of a step that could not read the API server: it waits,
 // bounded by the operation's deadline, unless a right is missing.
 func unread(err error) executor.Outcome {
-	o := cluster.Broken(err)
-	if o.Class == operation.OutcomeTransient {
-		o.Class, o.After = operation.OutcomeWaiting, again
-	}
-	return o
+	return cluster.Patient(cluster.Broken(err), again)
 }
 
 // preflight names what would keep the restart from coming to its end, before

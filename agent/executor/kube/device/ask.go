@@ -68,7 +68,7 @@ func (e *devices) ask(ctx context.Context, t *executor.Task, d target, verb, nam
 		job = have
 	case cluster.Throttled:
 		o := executor.Transient("api_unavailable", r.Err.Error())
-		o.After, o.CommandID = r.RetryAfter, r.Command
+		o.After, o.CommandID = min(r.RetryAfter, askMost), r.Command
 		return heard{}, &o
 	case cluster.Failed:
 		o := executor.Transient("api_unavailable", r.Err.Error())

@@ -18,8 +18,12 @@ import (
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
-// lookAgain is when a reset that could not read its node reads it again.
-const lookAgain = time.Second
+// lookAgain is when a step whose node or API server is away asks again. An API server
+// that says when it is to be asked is kept to, up to askMost.
+const (
+	lookAgain = time.Second
+	askMost   = 10 * time.Second
+)
 
 type payload struct {
 	Drain bool `json:"drain"`
@@ -175,11 +179,9 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 		return executor.Waiting("interrupted", "the reset was not begun")
 	}
 	away, err := e.nodeState(ctx, d.node)
-	if err != nil { // nothing was begun: that costs no attempt, and the deadline bounds it
+	if err != nil {
 		o := cluster.Broken(err)
-		if o.Class == operation.OutcomeTransient {
-			o.Class, o.After, o.Detail = operation.OutcomeWaiting, lookAgain, "the reset was not begun: "+o.Detail
-		}
+		o.Detail = "the reset was not begun: " + o.Detail
 		return o
 	}
 	if away != nil {

@@ -174,7 +174,9 @@ type target struct {
 }
 
 // step wraps a step: it finds the target, refuses what cannot be carried out, and
-// counts the time. A missing right ends it only once it is believed.
+// counts the time. A missing right ends it only once it is believed, and an API server
+// that does not answer never does: it is asked again within the attempt, so that a
+// reset's Job has one name however often it is asked for.
 func (e *devices) step(f func(ctx context.Context, t *executor.Task, d target) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
 	return e.denials.Lenient(e.c.Now, func(ctx context.Context, t *executor.Task) executor.Outcome {
 		ctx = cluster.Operation(ctx, t.Assignment)
@@ -193,7 +195,7 @@ func (e *devices) step(f func(ctx context.Context, t *executor.Task, d target) e
 				o.stages = append(o.stages, stage{t.Step.Name, took})
 			})
 		}()
-		return f(ctx, t, d)
+		return cluster.Patient(f(ctx, t, d), lookAgain)
 	})
 }
 

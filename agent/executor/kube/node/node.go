@@ -90,18 +90,7 @@ func another(a *protocol.Assignment, n *corev1.Node) (code, detail string) {
 	return "node_replaced", fmt.Sprintf("node %s is another one now (%s, not %s)", n.Name, n.UID, a.TargetUID)
 }
 
-// patient turns a lost connection into waiting: it is nothing that the step's
-// budget of attempts is for, and the operation's deadline bounds it.
-func patient(o executor.Outcome) executor.Outcome {
-	if o.ErrorCode != "api_unavailable" {
-		return o
-	}
-	w := executor.Waiting(o.ErrorCode, o.Detail)
-	w.After, w.CommandID = apiPause, o.CommandID
-	return w
-}
-
-func broken(err error) executor.Outcome { return patient(cluster.Broken(err)) }
+func broken(err error) executor.Outcome { return cluster.Patient(cluster.Broken(err), apiPause) }
 
 // reference names the node in an event.
 func reference(n *corev1.Node) corev1.ObjectReference {

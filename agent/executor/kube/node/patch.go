@@ -97,7 +97,7 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 			return n, o
 		}
 		if stop != nil {
-			return n, patient(*stop)
+			return n, cluster.Patient(*stop, apiPause)
 		}
 		switch r.Category {
 		case cluster.OK:
