@@ -198,6 +198,10 @@ func (w *waiting) see(s seenPod) *heard {
 		}
 		return nil
 	}
+	if w.code == "no_pod" { // it came late
+		w.code, w.why = "", ""
+		blocked(w.t)
+	}
 	if st := terminated(p); st != nil {
 		a, err := w.e.read(w.t, w.d, w.verb, p, st)
 		if err != nil {
