@@ -21,9 +21,10 @@ type heard struct {
 	answer *report.Answer // nil: it has none
 	code   string         // why not
 	why    string
-	// ran: its container was started, or may have been.
-	ran bool
-	job *batchv1.Job
+	// ran: its container was started, or may have been. unseen: no pod of it was seen,
+	// which says nothing of one that comes or that the watch missed.
+	ran, unseen bool
+	job         *batchv1.Job
 	// stopped is why the step stopped waiting for it: executor.Halted's word, or
 	// "late" past the Job's own time.
 	stopped string
@@ -124,13 +125,14 @@ func cutOff(a report.Answer, what ...string) bool {
 }
 
 // takeAway deletes a Job that cannot start, so that it does not start late, and
-// tells whether its container was started after all.
+// tells whether its container was started after all, or may have been.
 func (e *devices) takeAway(ctx context.Context, t *executor.Task, job *batchv1.Job) (ran bool, stop *executor.Outcome) {
 	name := job.Name
 	under, cancel := context.WithTimeout(ctx, cancelWait)
 	defer cancel()
 	watched := e.watch(under, name)
 	blind := watched.Ready(under) != nil
+	bare := e.neverHadPod(under, job)
 	background := metav1.DeletePropagationBackground
 	o := metav1.DeleteOptions{PropagationPolicy: &background, Preconditions: &metav1.Preconditions{UID: &job.UID}}
 	r, stop := e.c.Repeatable(ctx, t, "delete job", "job/"+e.c.Namespace+"/"+name, name, func(ctx context.Context) error {
@@ -160,14 +162,30 @@ func (e *devices) takeAway(ctx context.Context, t *executor.Task, job *batchv1.J
 		select {
 		case <-changed:
 		case <-late.C:
-			if !any { // none was made, unless nobody was told of it
+			if !any { // none was made, unless there was one before or nobody was told of it
 				_, _, _, err := watched.State()
-				return blind || err != nil, nil
+				return !bare || blind || err != nil, nil
 			}
 		case <-under.Done():
 			return true, nil
 		}
 	}
+}
+
+// neverHadPod tells that the Job has counted no pod, as far as can be read. None that is
+// not there any more was left out: each holds the finalizer
+// batch.kubernetes.io/job-tracking until its Job counts it.
+// https://kubernetes.io/docs/concepts/workloads/controllers/job/#job-tracking-with-finalizers
+func (e *devices) neverHadPod(ctx context.Context, job *batchv1.Job) bool {
+	read, cancel := e.c.Read(ctx)
+	defer cancel()
+	have, err := e.c.Client.BatchV1().Jobs(job.Namespace).Get(read, job.Name, metav1.GetOptions{})
+	if err != nil || have.UID != job.UID {
+		return false
+	}
+	s := have.Status
+	left := s.UncountedTerminatedPods
+	return s.Active+s.Succeeded+s.Failed == 0 && (left == nil || len(left.Succeeded)+len(left.Failed) == 0)
 }
 
 // silent is the outcome of a question that only looks and was not answered.

@@ -235,10 +235,11 @@ func TestImagePull(t *testing.T) {
 	}
 }
 
-// TestNoPod: the namespace takes no privileged pods.
+// TestNoPod: the namespace takes no privileged pods. A reset that got none by its
+// Job's own count reset nothing, and is taken away.
 func TestNoPod(t *testing.T) {
 	t.Parallel()
-	b := setup(t, benchOptions{config: func(c *Config) { c.LookTimeout = 2 * time.Second }})
+	b := setup(t, benchOptions{config: func(c *Config) { c.LookTimeout, c.ResetTimeout = 2*time.Second, time.Second }})
 	admin := b.r.Client(kuberig.Admin).CoreV1().Namespaces()
 	ns, err := admin.Get(t.Context(), b.ns, metav1.GetOptions{})
 	if err != nil {
@@ -252,6 +253,15 @@ func TestNoPod(t *testing.T) {
 	want(t, o, operation.OutcomePermanent, "no_pod")
 	if !strings.Contains(o.Detail, "pod security level") || len(tell.blockers) == 0 || tell.blockers[0][0].Code != "no_pod" {
 		t.Errorf("%+v, blockers %+v", o, tell.blockers)
+	}
+	o, _ = b.run("reset", "op_nopod", 1, 1, `{}`)
+	want(t, o, operation.OutcomePermanent, "no_pod")
+	if !strings.HasSuffix(o.Detail, "nothing was reset") {
+		t.Errorf("%+v", o)
+	}
+	list, err := b.r.Client(kuberig.Admin).BatchV1().Jobs(b.ns).List(t.Context(), metav1.ListOptions{LabelSelector: labelVerb + "=reset"})
+	if err != nil || len(list.Items) != 0 {
+		t.Errorf("the reset's job is left: %v", err)
 	}
 }
 

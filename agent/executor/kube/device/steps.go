@@ -202,7 +202,7 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 		if stop != nil {
 			return executor.Ambiguous(fmt.Sprintf("the reset's job %s did not start and could not be taken away: %s", name, stop.Detail))
 		}
-		if !ran && !h.ran {
+		if !ran && (!h.ran || h.unseen) {
 			o := h.silent(report.VerbReset)
 			o.Detail += "; nothing was reset"
 			return o

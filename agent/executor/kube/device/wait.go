@@ -63,7 +63,8 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 			looked = nil
 			end = w.seen(g)
 		case <-late.C:
-			end = &heard{stopped: "late", ran: w.mayRun(), code: w.code, why: fmt.Sprintf("job %s did not answer in its time: %s", job.Name, w.why)}
+			end = &heard{stopped: "late", ran: w.mayRun(), unseen: w.last.pod == nil, code: w.code,
+				why: strings.TrimSuffix(fmt.Sprintf("job %s did not answer in its time: %s", job.Name, w.why), ": ")}
 		case <-cancelled:
 			end = &heard{stopped: "cancelled", ran: w.mayRun()}
 		case <-ctx.Done():
