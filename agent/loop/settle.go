@@ -34,13 +34,14 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 	}
 	var unknown *end
 	reached := true // every step before has succeeded
+	mute := false   // nothing answers what is asked of a step that was never begun
 	w := settling{foreign: r.foreign()}
 	for _, s := range r.steps {
 		if s.Phase.Settled() {
 			reached = reached && s.Phase != operation.StepFailed
 			continue
 		}
-		if s.Cleanup && !s.begun {
+		if !s.begun && (s.Cleanup || mute) {
 			continue
 		}
 		var f executor.Finding
@@ -62,7 +63,7 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 		// Nor can it be unknown what became of it: nothing is issued before the plane
 		// has it that the step starts. What cannot be read now, its execution reads.
 		if !s.begun && f.Phase == operation.StepUnknown && !w.foreign {
-			reached = false
+			reached, mute = false, f.ErrorCode == codeSilent
 			continue
 		}
 		reached = reached && f.Phase == operation.StepSucceeded

@@ -168,6 +168,21 @@ func TestUnbegunIsNeverUnknown(t *testing.T) {
 	}
 }
 
+// TestUnbegunIsAskedForOnce: what does not answer for one step that never began is not
+// asked for the next ones: each would take as long as a read may, and change nothing.
+func TestUnbegunIsAskedForOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		b.dies("preflight", func(context.Context, *executor.Task) executor.Outcome { return executor.Done("") })
+		cordon, evict := b.mutes("cordon", found), b.mutes("evict", found)
+		b.start()
+		op := b.plane.submit("unbegun", time.Hour, drainPlan()...)
+		s := b.plane.ended(t, op, time.Minute)
+		if s.Phase != operation.Succeeded || cordon.tries.Load() != 1 || evict.tries.Load() != 0 {
+			t.Errorf("ended %s, %d and %d tries", s.Phase, cordon.tries.Load(), evict.tries.Load())
+		}
+	})
+}
+
 // TestUnbegunAtTheDeadline: what was never begun is not left behind at the deadline.
 func TestUnbegunAtTheDeadline(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {
