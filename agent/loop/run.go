@@ -152,11 +152,14 @@ func (r *run) work(ctx context.Context) end {
 			continue
 		}
 		if s.Phase == operation.StepFailed {
-			if s.Required { // a predecessor got this far and no further
-				return end{outcome: protocol.FinalFailed, step: s,
-					out: failedBefore(s)}
+			if !s.Required {
+				continue
 			}
-			continue
+			if e := r.interrupted(ctx, true); e != nil && s.ErrorCode == codeCancelled { // a cancel ended it, no failure
+				e.step = s
+				return *e
+			}
+			return end{outcome: protocol.FinalFailed, step: s, out: failedBefore(s)} // a predecessor got this far and no further
 		}
 		if e := r.interrupted(ctx, true); e != nil {
 			if s.started { // told by the claim, and never done
