@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -88,10 +89,11 @@ func TestLateReset(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				e, client, _ := fakes(t)
-				var pods *watch.FakeWatcher // the last
+				watches := make(chan *watch.FakeWatcher, 2) // of who waits for the answer, and of who takes the Job away
 				client.PrependWatchReactor("pods", func(ktesting.Action) (bool, watch.Interface, error) {
-					pods = watch.NewFakeWithChanSize(16, false)
-					return true, pods, nil
+					w := watch.NewFakeWithChanSize(16, false)
+					watches <- w
+					return true, w, nil
 				})
 				var job *batchv1.Job
 				client.PrependReactor("create", "jobs", func(a ktesting.Action) (bool, runtime.Object, error) {
@@ -101,25 +103,25 @@ func TestLateReset(t *testing.T) {
 				})
 				client.PrependReactor("delete", "jobs", func(ktesting.Action) (bool, runtime.Object, error) {
 					if c.taken != nil {
-						c.taken(job, pods)
+						go func() { c.taken(job, <-watches) }()
 					}
 					return false, nil, nil
 				})
 				if c.breaks != nil {
 					c.breaks(client)
 				}
-				go func() {
-					time.Sleep(time.Second)
-					counted := job.DeepCopy()
-					counted.Status = c.counts
-					if _, err := client.BatchV1().Jobs(fakeNS).UpdateStatus(t.Context(), counted, metav1.UpdateOptions{}); err != nil {
-						t.Error(err)
-					}
-					if c.pod != nil {
-						pods.Add(podOf(job, *c.pod))
-					}
-				}()
-				o := e.step(e.reset)(t.Context(), stepTask("op_a", 1, 1))
+				over := make(chan executor.Outcome, 1)
+				go func() { over <- e.step(e.reset)(t.Context(), stepTask("op_a", 1, 1)) }()
+				waits := <-watches
+				counted := job.DeepCopy()
+				counted.Status = c.counts
+				if _, err := client.BatchV1().Jobs(fakeNS).UpdateStatus(t.Context(), counted, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				if c.pod != nil {
+					waits.Add(podOf(job, *c.pod))
+				}
+				o := <-over
 				list, err := client.BatchV1().Jobs(fakeNS).List(t.Context(), metav1.ListOptions{})
 				if err != nil || len(list.Items) != 0 {
 					t.Errorf("%d jobs are left: %v", len(list.Items), err)
