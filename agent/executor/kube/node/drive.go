@@ -19,6 +19,9 @@ const (
 	// watchNodeAfter is when a drive begins to watch its node, and how long before its
 	// deadline at the latest: most are over before, also in a wave.
 	watchNodeAfter = 10 * time.Second
+	// deniedLately is for how long after the watch of a node was denied drives begin
+	// with it at once: a denial is believed when it is met again soon.
+	deniedLately = time.Minute
 	// lookServing is how long a pod has been stopping when its endpoints are looked
 	// at: most are gone before.
 	lookServing = time.Second

@@ -1,14 +1,20 @@
 package node
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	ktesting "k8s.io/client-go/testing"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
@@ -47,6 +53,33 @@ func TestNoEvictionOnceItEnds(t *testing.T) {
 		synctest.Wait()
 		if len(b.sent) > 0 {
 			t.Errorf("evicted %q", b.sent)
+		}
+		time.Sleep(2 * linger)
+	})
+}
+
+// TestDeniedNodeIsBelieved: that the agent may not watch nodes, which a drive finds out
+// once it has lasted, is found out soon by the tries that follow, and so believed.
+func TestDeniedNodeIsBelieved(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := aPod("a")
+		b := chosenSetup(t, func(int, *policyv1.Eviction) error { return status(429, "busy") }, a)
+		b.client.PrependReactor("list", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(nodeResource, "", errors.New("no"))
+		})
+		evict := b.e.lenient(func(ctx context.Context, t *executor.Task) executor.Outcome {
+			time.Sleep(time.Second) // whoever chose the pods looks at them first
+			return (&Drains{b.e}).Chosen().Evict(ctx, t, theNode(false), []*corev1.Pod{a})
+		})
+		var o executor.Outcome
+		begun := time.Now()
+		for time.Since(begun) < time.Minute && o.Class != operation.OutcomePermanent {
+			o = evict(t.Context(), b.task)
+			time.Sleep(o.After)
+		}
+		if o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" || time.Since(begun) > watchNodeAfter+2*cluster.DeniedFor {
+			t.Errorf("after %s: %+v", time.Since(begun), o)
 		}
 		time.Sleep(2 * linger)
 	})

@@ -109,7 +109,7 @@ func (d *drive) lookNode(ctx context.Context, l *look) *executor.Outcome {
 		if at := d.t.Assignment.Deadline; !at.IsZero() { // what stands in its way then is told
 			wait = min(wait, at.Sub(d.c.Now())-watchNodeAfter)
 		}
-		if wait > 0 {
+		if wait > 0 && d.c.Now().UnixNano()-d.unwatched.Load() > int64(deniedLately) {
 			s.mu.Unlock()
 			l.wake(wait)
 			return nil
@@ -126,6 +126,7 @@ func (d *drive) lookNode(ctx context.Context, l *look) *executor.Outcome {
 	l.node = changed
 	if err != nil {
 		if o := broken(err); o.ErrorCode == "forbidden" {
+			d.unwatched.Store(d.c.Now().UnixNano())
 			return &o
 		}
 	}

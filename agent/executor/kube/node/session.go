@@ -137,6 +137,8 @@ type drainer struct {
 	// send is post, but for tests.
 	send   func(ctx context.Context, ev *policyv1.Eviction) error
 	drives atomic.Int64 // under way
+	// unwatched is when the watch of a node was denied last, in Unix nanoseconds.
+	unwatched atomic.Int64
 
 	mu       sync.Mutex
 	sessions map[string]*session
