@@ -101,7 +101,10 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 		return false, s.leave(ctx, h, time.Time{})
 	}
 	now := s.now()
-	if at := h.lane.Hold; at.After(now) && !at.After(now.Add(farAhead)) {
+	if h.lane.Revision != r.Revision {
+		h.lane.Revision, h.lane.Fails, h.lane.Hold, h.lane.Away = r.Revision, 0, time.Time{}, nil
+	}
+	if at := h.holds(r, now); !at.IsZero() {
 		return false, s.leave(ctx, h, at)
 	}
 	limit := webhookRound
@@ -135,20 +138,41 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 			return more, err
 		}
 	}
-	sum, err := s.send(ctx, r, due)
+	sum, err := s.send(ctx, h, r, due)
 	if err != nil || ctx.Err() != nil {
 		return false, err
+	}
+	if r.Kind == KindAlertmanager { // each of them is held for itself
+		return true, s.keep(ctx, h, r.lease())
 	}
 	h.lane.Fails, h.lane.Hold = h.lane.Fails+1, time.Time{}
 	if sum.taken > 0 || sum.failed == 0 {
 		h.lane.Fails = 0
 	} else {
-		h.lane.Hold = s.now().Add(min(time.Second<<min(h.lane.Fails, 6), maxFailHold))
+		h.lane.Hold = s.now().Add(failHold(h.lane.Fails))
 	}
 	if sum.pause > 0 {
 		h.lane.Hold = s.now().Add(min(sum.pause, maxHold))
 	}
 	return true, s.keep(ctx, h, r.lease())
+}
+
+// holds is until when nothing is sent; zero: something is.
+func (h *held) holds(r *target, now time.Time) (until time.Time) {
+	if r.Kind != KindAlertmanager {
+		if at := h.lane.Hold; at.After(now) && !at.After(now.Add(farAhead)) {
+			return at
+		}
+		return time.Time{}
+	}
+	for _, to := range r.URLs {
+		at := h.lane.Away[to].Until
+		if !at.After(now) || at.After(now.Add(farAhead)) {
+			return time.Time{}
+		}
+		until = sooner(until, at)
+	}
+	return until
 }
 
 // sooner is the first of two times, either of which may be zero: never.
@@ -199,7 +223,7 @@ func (s *Service) pending(ctx context.Context, r *target, limit int, now time.Ti
 			continue
 		}
 		switch {
-		case !isDue(d.Next, now) && !r.missed(d):
+		case !isDue(d.Next, now) && !r.missed(d, now):
 			if next.IsZero() || d.Next.Before(next) {
 				next = d.Next
 			}
@@ -238,7 +262,7 @@ func (sum *summary) add(a *answer) {
 }
 
 // send sends deliveries, several at once, and keeps what came of each.
-func (s *Service) send(ctx context.Context, r *target, due []*Delivery) (sum summary, err error) {
+func (s *Service) send(ctx context.Context, h *held, r *target, due []*Delivery) (sum summary, err error) {
 	var (
 		mu    sync.Mutex
 		wg    sync.WaitGroup
@@ -257,7 +281,7 @@ func (s *Service) send(ctx context.Context, r *target, due []*Delivery) (sum sum
 		if err := s.refresh(ctx, r, due); err != nil {
 			return sum, err
 		}
-		answers := s.push(ctx, r, due)
+		answers := s.push(ctx, h, r, due)
 		if ctx.Err() != nil {
 			return sum, nil
 		}

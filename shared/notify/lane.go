@@ -16,15 +16,31 @@ type lane struct {
 	// Holder has the lane until Lease; "" is nobody.
 	Holder string    `json:"holder,omitempty"`
 	Lease  time.Time `json:"lease,omitzero"`
+	// Revision is the receiver's that Fails, Hold and Away are of: one that was changed
+	// since may lead elsewhere.
+	Revision int64 `json:"revision,omitempty"`
 	// Fails counts the rounds since the last in which something was taken.
 	Fails int `json:"fails,omitempty"`
 	// Hold is until when nothing is sent: the receiver asked for it, or fails.
 	Hold time.Time `json:"hold,omitzero"`
+	// Away has those of a receiver's Alertmanagers that fail, by URL.
+	Away map[string]away `json:"away,omitempty"`
 	// Tidied is when its marks were gone through last.
 	Tidied time.Time `json:"tidied,omitzero"`
 	// Standing is, of an Alertmanager's, how far it was told of what fires.
 	Standing standing `json:"standing,omitzero"`
 }
+
+// away is an Alertmanager that fails, or asked for a pause. It keeps the others waiting
+// for nothing.
+type away struct {
+	Fails int       `json:"fails,omitempty"` // rounds in a row
+	Until time.Time `json:"until"`           // when it is tried again
+	Error string    `json:"error"`
+}
+
+// failHold is for how long nothing is sent where so many rounds in a row failed.
+func failHold(fails int) time.Duration { return min(time.Second<<min(fails, 6), maxFailHold) }
 
 const (
 	// leaseBeyond is how much longer than a round may take a lane is held.

@@ -158,26 +158,33 @@ func describe(a *alert.Alert) string {
 	return text + " (" + a.ID + ")"
 }
 
-// push sends alerts to all of a receiver's Alertmanagers at once, and returns what
-// came of each. An alert is taken when all of them took it: to those that did, the
-// next time is only one more.
-func (s *Service) push(ctx context.Context, r *target, due []*Delivery) []answer {
+// push sends alerts to all of a receiver's Alertmanagers at once, but to those that are
+// away, and returns what came of each. An alert is taken when all of them took it: to
+// those that did, the next time is only one more.
+func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery) []answer {
 	within := r.longest()
 	if at, ok := ctx.Deadline(); ok {
 		within = min(within, time.Until(at)-keepWithin)
 	}
 	one, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	answers, now := make([][]answer, len(r.URLs)), s.Store.Now().UTC()
+	answers, now := make([][]answer, len(r.URLs)), s.now()
 	var wg sync.WaitGroup
 	for i, to := range r.URLs {
+		if is := h.lane.Away[to]; is.Until.After(now) && !is.Until.After(now.Add(farAhead)) {
+			answers[i] = slices.Repeat([]answer{{err: is.Error}}, len(due))
+			continue
+		}
 		wg.Go(func() { answers[i] = s.pushTo(one, r, to, due, now) })
 	}
 	wg.Wait()
-	out := make([]answer, len(due))
-	for _, more := range answers {
+	if ctx.Err() == nil {
+		h.lane.Away = s.away(h.lane.Away, r.URLs, answers, now)
+	}
+	out := slices.Clone(answers[0])
+	for _, more := range answers[1:] {
 		for i := range out {
-			pause := max(out[i].pause, more[i].pause)
+			pause := min(out[i].pause, more[i].pause) // the first that may be asked again is
 			if out[i].taken() {
 				out[i] = more[i]
 			}
@@ -185,6 +192,35 @@ func (s *Service) push(ctx context.Context, r *target, due []*Delivery) []answer
 		}
 	}
 	return out
+}
+
+// away says which Alertmanagers are to be left out, and until when: those that took
+// nothing, or asked for a pause.
+func (s *Service) away(was map[string]away, urls []string, answers [][]answer, now time.Time) map[string]away {
+	next := map[string]away{}
+	for i, to := range urls {
+		is := was[to]
+		if is.Until.After(now) && !is.Until.After(now.Add(farAhead)) {
+			next[to] = is
+			continue
+		}
+		last, pause := answers[i][0], time.Duration(0)
+		for _, a := range answers[i] {
+			pause = max(pause, a.pause)
+		}
+		failed := !slices.ContainsFunc(answers[i], func(a answer) bool { return a.taken() || a.status == http.StatusBadRequest })
+		switch {
+		case failed:
+			hold := failHold(is.Fails + 1)
+			if pause > 0 {
+				hold = min(pause, maxHold)
+			}
+			next[to] = away{Fails: is.Fails + 1, Until: s.now().Add(hold), Error: last.err}
+		case pause > 0:
+			next[to] = away{Until: s.now().Add(min(pause, maxHold)), Error: "asked for a pause"}
+		}
+	}
+	return next
 }
 
 // pushTo sends alerts to one Alertmanager. Of a batch that it refuses, each alert is
@@ -205,7 +241,12 @@ func (s *Service) pushTo(ctx context.Context, r *target, to string, due []*Deliv
 // while that was disabled, its event was lost, or the matchers are others by now.
 func (s *Service) refresh(ctx context.Context, r *target, due []*Delivery) error {
 	var keys []ledger.Key
+	now := s.now()
 	for _, d := range due {
+		if d.Push != nil && d.Push.EndsAt != nil && d.Push.EndsAt.After(now) { // a stream's clock was ahead: till then it would fire there
+			p := *d.Push
+			p.EndsAt, d.Push = &now, &p
+		}
 		if d.Push != nil && d.Push.EndsAt == nil {
 			keys = append(keys, record.AlertKey(d.Alert))
 		}
@@ -221,7 +262,7 @@ func (s *Service) refresh(ctx context.Context, r *target, due []*Delivery) error
 		if d.Push == nil || d.Push.EndsAt != nil {
 			continue
 		}
-		p, end := *d.Push, s.now()
+		p, end := *d.Push, now
 		if it, ok := items[record.AlertKey(d.Alert)]; ok {
 			a, err := record.Decode[alert.Alert](it)
 			if err != nil {
@@ -230,7 +271,7 @@ func (s *Service) refresh(ctx context.Context, r *target, due []*Delivery) error
 			if err != nil || a.State != alert.Resolved && !a.Muted() && r.wants(&a) {
 				continue
 			}
-			if a.ResolvedAt != nil {
+			if a.ResolvedAt != nil && a.ResolvedAt.Before(now) {
 				end = *a.ResolvedAt
 			}
 		}
@@ -244,14 +285,17 @@ func pushBody(due []*Delivery, now time.Time) []byte {
 	alerts := make([]push, len(due))
 	for i, d := range due {
 		alerts[i] = *d.Push
-		end := now.Add(endsAhead)
+		begin, end := d.Push.StartsAt, now.Add(endsAhead)
 		if d.Push.EndsAt != nil {
 			end = *d.Push.EndsAt
 		}
-		if end.Before(d.Push.StartsAt) { // by clocks that differ; it is refused so
-			end = d.Push.StartsAt
+		if begin.After(now) {
+			begin = now
 		}
-		alerts[i].EndsAt = &end
+		if end.Before(begin) { // by clocks that differ; it is refused so
+			begin = end
+		}
+		alerts[i].StartsAt, alerts[i].EndsAt = begin, &end
 	}
 	b, err := json.Marshal(alerts)
 	if err != nil {

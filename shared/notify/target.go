@@ -48,10 +48,12 @@ func (s *Service) target(ctx context.Context, receiver string) (*target, error) 
 	return t, err
 }
 
-// missed tells whether what an Alertmanager knows to fire may have ended while the
-// receiver was disabled: it is told at once of what is so now.
-func (t *target) missed(d *Delivery) bool {
-	return d.State == Active && d.LastAt.Before(t.EnabledAt)
+// missed tells whether a message that is not due is to be sent all the same: what an
+// Alertmanager knows to fire may have ended while the receiver was disabled, and what was
+// refused may be taken since the receiver was changed.
+func (t *target) missed(d *Delivery, now time.Time) bool {
+	since := func(at time.Time) bool { return d.LastAt.Before(at) && !at.After(now) }
+	return d.State == Active && since(t.EnabledAt) || d.LastError != "" && since(t.UpdatedAt)
 }
 
 // sendable tells whether a message has what the receiver is to be sent.

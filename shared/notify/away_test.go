@@ -1,0 +1,143 @@
+package notify
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opsplane/opsplane/shared/alert"
+)
+
+// An Alertmanager that fails, or asks for a pause, keeps no other of its cluster waiting:
+// those know what fires at every time, and what is over at once.
+func TestOneAlertmanagerIsAway(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]func(http.ResponseWriter){
+		"it fails":            func(w http.ResponseWriter) { w.WriteHeader(500) },
+		"it asks for a pause": func(w http.ResponseWriter) { w.Header().Set("Retry-After", "600"); w.WriteHeader(503) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := setup(t)
+			up := newFake(t, p)
+			away := true
+			down := newFake(t, p)
+			take := down.answer
+			down.answer = func(w http.ResponseWriter, r *http.Request, n int) {
+				if away {
+					answer(w)
+					return
+				}
+				take(w, r, n)
+			}
+			p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{down.URL, up.URL}})
+			var alerts []*alert.Alert
+			var all []string
+			for i := range 2*pushRound + 10 {
+				alerts = append(alerts, p.alert(fmt.Sprintf("hot%03d", i)))
+				all = append(all, alerts[i].Rule)
+			}
+			p.tell(alert.TypeFiring, alerts...)
+			for i := range 60 { // ten minutes
+				switch i {
+				case 20:
+					late := p.alert("late")
+					p.tell(alert.TypeFiring, late)
+					all = append(all, late.Rule)
+				case 40:
+					p.tell(alert.TypeResolved, alerts[0])
+					all = all[1:]
+				}
+				p.run()
+				if d := cmp.Diff(all, up.firing(p.clock())); d != "" {
+					t.Fatalf("after %d s the one that is up knows (-want +got):\n%s", i*10, d)
+				}
+				p.advance(10 * time.Second)
+			}
+			if n := len(down.all()); n > 40 {
+				t.Errorf("the one that is away was asked %d times", n)
+			}
+			away = false
+			for range 70 {
+				p.run()
+				p.advance(10 * time.Second)
+			}
+			if d := cmp.Diff(all, down.firing(p.clock())); d != "" {
+				t.Errorf("the one that is back knows (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// A pause that somebody asked for, and one for what failed, end with a change of the
+// receiver: it may lead elsewhere. What waits is sent then.
+func TestPauseEndsWithAChange(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{KindWebhook, KindAlertmanager} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			p := setup(t)
+			bad, good := newSite(t, p, func(w http.ResponseWriter, _ *http.Request, _ int) {
+				w.Header().Set("Retry-After", "3600")
+				w.WriteHeader(503)
+			}), newSite(t, p, nil)
+			leads := func(sp *Spec, to string) {
+				if kind == KindWebhook {
+					sp.URL = to
+				} else {
+					sp.URLs = []string{to}
+				}
+			}
+			sp := Spec{Name: "r", Kind: kind}
+			leads(&sp, bad.URL)
+			r, _ := p.receiver(sp)
+			p.tell(alert.TypeFiring, p.alert("before"))
+			p.run()
+			p.advance(time.Minute)
+			p.tell(alert.TypeFiring, p.alert("meanwhile"))
+			p.run()
+			if len(bad.all()) != 1 || len(p.deliveries(r, Pending)) != 2 {
+				t.Fatalf("%d requests, %+v", len(bad.all()), p.deliveries(r, Pending))
+			}
+			p.change(&r, func(sp *Spec) { leads(sp, good.URL) })
+			p.run()
+			taken := slices.Concat(p.deliveries(r, Delivered), p.deliveries(r, Active))
+			if len(taken) != 2 || len(bad.all()) != 1 {
+				t.Errorf("taken %+v, pending %+v", taken, p.deliveries(r, Pending))
+			}
+		})
+	}
+}
+
+// What a stream's clock that was ahead says of an alert's beginning and end is no later
+// than now at an Alertmanager: till then it would fire there.
+func TestStreamAheadAtAnAlertmanager(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	am := newFake(t, p)
+	p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+	p.advance(30 * time.Minute)
+	a := p.alert("hot")
+	p.tell(alert.TypeFiring, a)
+	p.advance(-30 * time.Minute)
+	p.run()
+	if got := am.firing(p.clock()); !slices.Equal(got, []string{"hot"}) {
+		t.Errorf("fire: %v", got)
+	}
+	p.advance(30 * time.Minute)
+	p.tell(alert.TypeResolved, a)
+	p.advance(-30*time.Minute + time.Second)
+	p.run()
+	if got := am.firing(p.clock()); len(got) != 0 {
+		t.Errorf("fire when it is over: %v", got)
+	}
+	for _, k := range am.alerts {
+		if k.StartsAt.After(p.clock()) {
+			t.Errorf("it begins at %s, now is %s", k.StartsAt, p.clock())
+		}
+	}
+}
