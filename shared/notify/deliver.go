@@ -157,24 +157,6 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 	return true, s.keep(ctx, h, r.lease())
 }
 
-// holds is until when nothing is sent; zero: something is.
-func (h *held) holds(r *target, now time.Time) (until time.Time) {
-	if r.Kind != KindAlertmanager {
-		if at := h.lane.Hold; at.After(now) && !at.After(now.Add(farAhead)) {
-			return at
-		}
-		return time.Time{}
-	}
-	for _, to := range r.URLs {
-		at := h.lane.Away[to].Until
-		if !at.After(now) || at.After(now.Add(farAhead)) {
-			return time.Time{}
-		}
-		until = sooner(until, at)
-	}
-	return until
-}
-
 // sooner is the first of two times, either of which may be zero: never.
 func sooner(x, y time.Time) time.Time {
 	if x.IsZero() || !y.IsZero() && y.Before(x) {

@@ -31,17 +31,6 @@ type lane struct {
 	Standing standing `json:"standing,omitzero"`
 }
 
-// away is an Alertmanager that fails, or asked for a pause. It keeps the others waiting
-// for nothing.
-type away struct {
-	Fails int       `json:"fails,omitempty"` // rounds in a row
-	Until time.Time `json:"until"`           // when it is tried again
-	Error string    `json:"error"`
-}
-
-// failHold is for how long nothing is sent where so many rounds in a row failed.
-func failHold(fails int) time.Duration { return min(time.Second<<min(fails, 6), maxFailHold) }
-
 const (
 	// leaseBeyond is how much longer than a round may take a lane is held.
 	leaseBeyond = 15 * time.Second

@@ -194,35 +194,6 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 	return out
 }
 
-// away says which Alertmanagers are to be left out, and until when: those that took
-// nothing, or asked for a pause.
-func (s *Service) away(was map[string]away, urls []string, answers [][]answer, now time.Time) map[string]away {
-	next := map[string]away{}
-	for i, to := range urls {
-		is := was[to]
-		if is.Until.After(now) && !is.Until.After(now.Add(farAhead)) {
-			next[to] = is
-			continue
-		}
-		last, pause := answers[i][0], time.Duration(0)
-		for _, a := range answers[i] {
-			pause = max(pause, a.pause)
-		}
-		failed := !slices.ContainsFunc(answers[i], func(a answer) bool { return a.taken() || a.status == http.StatusBadRequest })
-		switch {
-		case failed:
-			hold := failHold(is.Fails + 1)
-			if pause > 0 {
-				hold = min(pause, maxHold)
-			}
-			next[to] = away{Fails: is.Fails + 1, Until: s.now().Add(hold), Error: last.err}
-		case pause > 0:
-			next[to] = away{Until: s.now().Add(min(pause, maxHold)), Error: "asked for a pause"}
-		}
-	}
-	return next
-}
-
 // pushTo sends alerts to one Alertmanager. Of a batch that it refuses, each alert is
 // tried alone.
 func (s *Service) pushTo(ctx context.Context, r *target, to string, due []*Delivery, now time.Time) []answer {
