@@ -1,6 +1,7 @@
 package alert
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -8,6 +9,7 @@ import (
 	"cel.dev/cel-go/cel"
 	"cel.dev/cel-go/checker"
 	celast "cel.dev/cel-go/common/ast"
+	"cel.dev/cel-go/common/overloads"
 	"cel.dev/cel-go/common/types"
 	"cel.dev/cel-go/common/types/ref"
 )
@@ -26,10 +28,9 @@ const (
 	// sampleEvery-th time alone, and counts as that until the next.
 	freeCost    = 200
 	sampleEvery = 256
-	// maxRegexProgram bounds a regular expression, in instructions of its
-	// program; RE2 keeps its time linear in the text.
-	maxRegexProgram = 500
-	maxDepthCEL     = 50
+	maxDepthCEL = 50
+	// maxFound is how many faults of an expression are told: enough to begin with.
+	maxFound = 5
 )
 
 // The sizes that the estimate takes for what is only known when it runs.
@@ -52,8 +53,9 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 		cel.CrossTypeNumericComparisons(true),
 		cel.ParserExpressionSizeLimit(MaxExprBytes),
 		cel.ParserRecursionLimit(maxDepthCEL),
-		cel.ASTValidators(cel.ValidateRegexLiterals(), cel.ValidateRegexProgramSizeLimit(maxRegexProgram),
-			cel.ValidateDurationLiterals(), cel.ValidateTimestampLiterals()),
+		// Not cel-go's of regular expressions: see programSize; they also take the text
+		// of the form matches(text, pattern) for the pattern. walk checks them.
+		cel.ASTValidators(cel.ValidateDurationLiterals(), cel.ValidateTimestampLiterals()),
 	)
 })
 
@@ -77,6 +79,7 @@ type program struct {
 // compile checks an expression and compiles it; what is wrong is added to f. An
 // empty expression is nil.
 func compile(f *Faults, pointer, expr string, want *cel.Type, metered bool) *program {
+	defer f.caught(pointer)
 	if expr == "" {
 		return nil
 	}
@@ -92,8 +95,8 @@ func compile(f *Faults, pointer, expr string, want *cel.Type, metered bool) *pro
 	ast, issues := env.Compile(expr)
 	if issues != nil && issues.Err() != nil {
 		for i, e := range issues.Errors() {
-			if i == 5 {
-				break // enough to begin with
+			if i == maxFound {
+				break
 			}
 			code := CodeType
 			if _, bad := env.Parse(expr); bad != nil && bad.Err() != nil {
@@ -108,7 +111,7 @@ func compile(f *Faults, pointer, expr string, want *cel.Type, metered bool) *pro
 		return nil
 	}
 	p := &program{pointer: pointer}
-	if !patterns(f, pointer, ast, p) {
+	if !walk(f, ast, p) {
 		return nil
 	}
 	cost, err := env.EstimateCost(ast, sizes{})
@@ -126,7 +129,11 @@ func compile(f *Faults, pointer, expr string, want *cel.Type, metered bool) *pro
 		opts = append(opts, cel.CostLimit(RunCost), cel.EvalOptions(cel.OptOptimize, cel.OptTrackCost))
 	}
 	if p.run, err = env.Program(ast, opts...); err != nil {
-		f.add(pointer, CodeType, "%v", err)
+		var id int64 // of the part that cannot be, as a conversion of "x" to a number
+		if e, ok := errors.AsType[*types.Err](err); ok {
+			id = e.NodeID()
+		}
+		f.at(pointer, ast, id, CodeType, "%v", err)
 		return nil
 	}
 	if !p.metered {
@@ -137,23 +144,34 @@ func compile(f *Faults, pointer, expr string, want *cel.Type, metered bool) *pro
 	return p
 }
 
-// patterns looks through the expression: every regular expression must be
-// written out, so that it is checked at save, and it notes whether the
-// operation's spec is needed.
-func patterns(f *Faults, pointer string, ast *cel.Ast, p *program) bool {
-	ok := true
-	rep := ast.NativeRep()
-	celast.PostOrderVisit(rep.Expr(), celast.NewExprVisitor(func(e celast.Expr) {
+// caught, deferred, makes a panic a fault. cel-go recovers from panics when it
+// evaluates, but not when it checks and plans: one there comes of what somebody wrote,
+// and must hold up nothing else, be it a request or the other rules of a plane.
+func (f *Faults) caught(pointer string) {
+	if r := recover(); r != nil {
+		f.add(pointer, CodeType, "cannot be compiled: %v", r)
+	}
+}
+
+// at adds a fault of a part of an expression, with its place where that is known.
+func (f *Faults) at(pointer string, ast *cel.Ast, id int64, code, format string, args ...any) {
+	x := Fault{Pointer: pointer, Code: code, Detail: fmt.Sprintf(format, args...)}
+	if at := ast.NativeRep().SourceInfo().GetStartLocation(id); at.Line() > 0 {
+		x.Line, x.Column = at.Line(), at.Column()+1
+	}
+	*f = append(*f, x)
+}
+
+// walk looks through the expression: every regular expression must be written out
+// and small, which is checked here and never when it runs, and it notes what is
+// needed of the operation.
+func walk(f *Faults, ast *cel.Ast, p *program) bool {
+	found := 0
+	celast.PostOrderVisit(ast.NativeRep().Expr(), celast.NewExprVisitor(func(e celast.Expr) {
 		switch e.Kind() {
 		case celast.CallKind:
-			c := e.AsCall()
-			if c.FunctionName() != "matches" {
-				return
-			}
-			if args := c.Args(); args[len(args)-1].Kind() != celast.LiteralKind {
-				ok = false
-				at := rep.SourceInfo().GetStartLocation(e.ID())
-				*f = append(*f, Fault{pointer, at.Line(), at.Column() + 1, CodeCost, "the pattern of matches must be written out"})
+			if e.AsCall().FunctionName() == overloads.Matches && found < maxFound && !checkMatches(f, ast, e, p.pointer) {
+				found++
 			}
 		case celast.SelectKind:
 			s := e.AsSelect()
@@ -163,7 +181,33 @@ func patterns(f *Faults, pointer string, ast *cel.Ast, p *program) bool {
 			}
 		}
 	}))
-	return ok
+	return found == 0
+}
+
+// checkMatches checks the pattern of a call text.matches(pattern) or
+// matches(text, pattern): it is the last argument of both.
+func checkMatches(f *Faults, ast *cel.Ast, call celast.Expr, pointer string) bool {
+	args := call.AsCall().Args()
+	arg := args[len(args)-1]
+	var pattern string
+	written := arg.Kind() == celast.LiteralKind
+	if written {
+		pattern, written = arg.AsLiteral().Value().(string)
+	}
+	if !written {
+		f.at(pointer, ast, call.ID(), CodeCost, "the pattern of matches must be written out")
+		return false
+	}
+	n, err := programSize(pattern)
+	switch {
+	case err != nil:
+		f.at(pointer, ast, arg.ID(), CodeType, "invalid matches argument: %v", err)
+	case n > maxRegexProgram:
+		f.at(pointer, ast, arg.ID(), CodeCost, "the pattern of matches has a program of about %d instructions, the limit is %d", n, maxRegexProgram)
+	default:
+		return true
+	}
+	return false
 }
 
 // sizes estimates what only the events tell.

@@ -9,14 +9,17 @@ import (
 
 func cutPrefix(s, prefix string) (string, bool) { return strings.CutPrefix(s, prefix) }
 
-// compileRegexp compiles a pattern that must match the whole value. RE2 keeps
-// its time linear in the text; its program is bounded here, before it is made.
+// maxRegexProgram bounds a regular expression, in instructions of its program;
+// RE2 keeps its time linear in the text.
+const maxRegexProgram = 500
+
+// compileRegexp compiles a pattern that must match the whole value.
 func compileRegexp(pattern string) (*regexp.Regexp, error) {
-	tree, err := syntax.Parse(pattern, syntax.Perl)
+	n, err := programSize(pattern)
 	if err != nil {
-		return nil, fmt.Errorf("parse pattern: %w", err)
+		return nil, err
 	}
-	if n := sizeOf(tree); n > maxRegexProgram {
+	if n > maxRegexProgram {
 		return nil, fmt.Errorf("pattern has a program of about %d instructions, the limit is %d", n, maxRegexProgram)
 	}
 	re, err := regexp.Compile(`^(?s:` + pattern + `)$`)
@@ -26,7 +29,28 @@ func compileRegexp(pattern string) (*regexp.Regexp, error) {
 	return re, nil
 }
 
-// sizeOf is about how many instructions a pattern's program has.
+// programSize counts the instructions of a pattern's program as package regexp
+// makes it. One that is far too large is not made to be counted: of that it is a
+// guess, far above maxRegexProgram. CEL's own limit is of no use: it counts without
+// Simplify, and a counted repetition such as a{2} makes it panic (cel-go 0.32,
+// types.RegexProgramSize).
+func programSize(pattern string) (int, error) {
+	tree, err := syntax.Parse(pattern, syntax.Perl)
+	if err != nil {
+		return 0, fmt.Errorf("parse pattern: %w", err)
+	}
+	if n := sizeOf(tree); n > 20*maxRegexProgram {
+		return n, nil
+	}
+	prog, err := syntax.Compile(tree.Simplify())
+	if err != nil {
+		return 0, fmt.Errorf("compile pattern: %w", err)
+	}
+	return len(prog.Inst), nil
+}
+
+// sizeOf is about how many instructions a pattern's program has: never less than
+// half of them.
 func sizeOf(re *syntax.Regexp) int {
 	n := 1
 	if re.Op == syntax.OpLiteral {
