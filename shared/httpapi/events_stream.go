@@ -170,8 +170,10 @@ func (s *eventStream) run(ctx context.Context) error {
 		if left <= 0 {
 			return s.rest(ctx)
 		}
-		if time.Since(s.askedAt) >= s.api.streaming.alive && !s.holds(ctx) {
-			return nil
+		if time.Since(s.askedAt) >= s.api.streaming.alive {
+			if err := s.denied(ctx); err != nil {
+				return err
+			}
 		}
 		wait := left
 		if !s.whole {
@@ -234,12 +236,14 @@ func (s *eventStream) rest(ctx context.Context) error {
 	return s.write("id: %s\n\n", cursor)
 }
 
-// holds tells whether the credential is still good: a revoked one must not go on
-// seeing what happens. When that cannot be told it is taken to be.
-func (s *eventStream) holds(ctx context.Context) bool {
+// denied is an error when the credential is no longer good: a revoked one must not
+// go on seeing what happens. When that cannot be told it is taken to be.
+func (s *eventStream) denied(ctx context.Context) error {
 	s.askedAt = time.Now()
-	_, err := s.api.cfg.Auth.Authenticate(ctx, bearerOf(s.rq.http))
-	return !errors.Is(err, auth.ErrDenied)
+	if _, err := s.api.cfg.Auth.Authenticate(ctx, bearerOf(s.rq.http)); errors.Is(err, auth.ErrDenied) {
+		return err // told as the answer to a new request would be
+	}
+	return nil
 }
 
 // write writes a part within the client's patience.

@@ -143,6 +143,17 @@ func TestStreamEnds(t *testing.T) {
 	}
 	_, err = p.tokens.Revoke(t.Context(), tok.ID, "test")
 	must(t, err)
+	for said := (problem.Problem{}); said.ErrorCode == ""; {
+		b, err := s.next()
+		must(t, err)
+		if b.event != "problem" {
+			continue
+		}
+		must(t, json.Unmarshal([]byte(b.data), &said))
+		if said.ErrorCode != problem.Unauthenticated || said.Status != http.StatusUnauthorized || said.CorrelationID == "" {
+			t.Errorf("%s", b.data)
+		}
+	}
 	toEnd(s)
 	s = p.opened(base, "viewer", "cluster="+p.cluster.ID, "")
 	if e := s.event(t); e.ID != evs[0].ID {
