@@ -87,7 +87,10 @@ func TestWaitsWhileTheAPIServerFallsSilent(t *testing.T) {
 	for typ, o := range asked {
 		o = s.until(o.ID, "that nothing answers is told", time.Until(silent.Add(14*time.Second)), away)
 		i := slices.IndexFunc(o.Progress.Blockers, func(b operation.Blocker) bool { return b.Code == cluster.CodeUnavailable })
-		if b := o.Progress.Blockers[i]; b.Since == nil || b.Since.Sub(silent) > 12*time.Second || !strings.Contains(b.Detail, "does not answer since ") || !strings.Contains(b.Detail, "no answer within 3s") {
+		b := o.Progress.Blockers[i]
+		pulse := strings.Contains(b.Detail, "does not answer since ") && strings.Contains(b.Detail, "no answer within 3s")
+		// A machine that stalls may cost the lease; the next one asks for itself.
+		if b.Since == nil || b.Since.Sub(silent) > 12*time.Second || !pulse && o.Generation == 1 {
 			t.Errorf("%s: blocker %+v, silent since %s", typ, b, silent.UTC())
 		}
 		t.Logf("%s tells it after %s", typ, time.Since(silent).Round(100*time.Millisecond))

@@ -4,6 +4,7 @@ package kubeflow
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -63,7 +64,8 @@ func TestUnknownWhileTheAPIServerIsSilent(t *testing.T) {
 	if b := o.Progress.Blockers[0]; o.Phase != operation.Reconciling || b.Since == nil || b.Since.Before(silent) || !strings.Contains(b.Detail, "does not answer") {
 		t.Errorf("%s, blocker %+v, silent since %s", o.Phase, b, silent.UTC())
 	}
-	o = s.until(asked.ID, "given back", 90*time.Second, func(o op) bool { return o.Assignments[len(o.Assignments)-1].Ended == "handed_back" })
+	// A machine that stalls may cost leases, and so generations: they say nothing here.
+	o = s.until(asked.ID, "given back", 3*time.Minute, func(o op) bool { return o.Assignments[len(o.Assignments)-1].Ended == "handed_back" })
 	t.Logf("given back %s after the API server fell silent", time.Since(silent).Round(time.Second))
 	if phaseOf(o, "cordon") != operation.StepUnknown || phaseOf(o, "evict") != operation.StepPending || phaseOf(o, "wait") != operation.StepPending {
 		t.Errorf("%s", o)
@@ -74,7 +76,7 @@ func TestUnknownWhileTheAPIServerIsSilent(t *testing.T) {
 	back := time.Now()
 	o = s.until(asked.ID, "settled", 20*time.Second, func(o op) bool { return phaseOf(o, "cordon") == operation.StepSucceeded })
 	t.Logf("settled %s after the API server went on, under generation %d", time.Since(back).Round(100*time.Millisecond), o.Generation)
-	if o = s.ended(asked.ID, time.Minute); o.Phase != operation.Succeeded || len(o.Progress.Blockers) > 0 || o.Generation != given+1 {
+	if o = s.ended(asked.ID, time.Minute); o.Phase != operation.Succeeded || len(o.Progress.Blockers) > 0 {
 		t.Errorf("the drain: %s", o)
 	}
 	onceEach(t, rig, ns, "")
@@ -82,7 +84,7 @@ func TestUnknownWhileTheAPIServerIsSilent(t *testing.T) {
 
 // TestNothingBegunWhileTheAPIServerIsSilent: an agent dies before it has begun
 // anything, while the API server is silent. Nothing is unknown then, and one lease of
-// its successor waits for the API server.
+// its successor waits for the API server: it gives the lease back to nobody.
 func TestNothingBegunWhileTheAPIServerIsSilent(t *testing.T) {
 	t.Parallel()
 	rig := kuberig.Start(t, kuberig.Options{Nodes: 1, Audit: true})
@@ -100,7 +102,8 @@ func TestNothingBegunWhileTheAPIServerIsSilent(t *testing.T) {
 	s.until(asked.ID, "said to wait for it by another agent", lease+callDeadline+30*time.Second, func(o op) bool { return silentOver(o) && o.Phase == operation.Running })
 	waited := time.Now()
 	for time.Since(waited) < 75*time.Second { // longer than a lease is held over what is unknown
-		if o := s.look(asked.ID); o.Generation != 2 || o.Phase != operation.Running {
+		o := s.look(asked.ID)
+		if o.Phase.Terminal() || slices.ContainsFunc(o.Assignments, func(a operation.Assignment) bool { return a.Ended == "handed_back" }) {
 			t.Fatalf("%s", o)
 		}
 		time.Sleep(time.Second)
@@ -112,7 +115,7 @@ func TestNothingBegunWhileTheAPIServerIsSilent(t *testing.T) {
 		}
 	}
 	rig.Cont(kuberig.APIServer)
-	if o = s.ended(asked.ID, time.Minute); o.Phase != operation.Succeeded || o.Generation != 2 {
+	if o = s.ended(asked.ID, time.Minute); o.Phase != operation.Succeeded {
 		t.Errorf("the drain: %s", o)
 	}
 	onceEach(t, rig, ns, "")
