@@ -144,8 +144,6 @@ func RepeatedKey(body []byte) (pointer string, found bool) {
 	}
 }
 
-// escape escapes a name for a JSON pointer (RFC 6901, section 3).
-
 // parse reads one operation request that sits at the pointer, and collects
 // every error of its fields.
 func parse(at string, body json.RawMessage, now time.Time, child bool) (parsed, []operation.FieldError) {

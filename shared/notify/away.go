@@ -20,14 +20,14 @@ func failHold(fails int) time.Duration { return min(time.Second<<min(fails, 6), 
 // holds is until when nothing is sent; zero: something is.
 func (h *held) holds(r *target, now time.Time) (until time.Time) {
 	if r.Kind != KindAlertmanager {
-		if at := h.lane.Hold; at.After(now) && !at.After(now.Add(farAhead)) {
+		if at := h.lane.Hold; isAhead(at, now) {
 			return at
 		}
 		return time.Time{}
 	}
 	for _, to := range r.URLs {
 		at := h.lane.Away[to].Until
-		if !at.After(now) || at.After(now.Add(farAhead)) {
+		if !isAhead(at, now) {
 			return time.Time{}
 		}
 		until = sooner(until, at)
@@ -41,7 +41,7 @@ func (s *Service) away(was map[string]away, urls []string, answers [][]answer, n
 	next := map[string]away{}
 	for i, to := range urls {
 		is := was[to]
-		if is.Until.After(now) && !is.Until.After(now.Add(farAhead)) {
+		if isAhead(is.Until, now) {
 			next[to] = is
 			continue
 		}

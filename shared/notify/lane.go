@@ -44,9 +44,10 @@ const (
 )
 
 // isDue tells whether a time has come.
-func isDue(at, now time.Time) bool {
-	return !at.IsZero() && (!at.After(now) || at.After(now.Add(farAhead)))
-}
+func isDue(at, now time.Time) bool { return !at.IsZero() && !isAhead(at, now) }
+
+// isAhead tells whether a time is yet to come.
+func isAhead(at, now time.Time) bool { return at.After(now) && !at.After(now.Add(farAhead)) }
 
 // held is a lane that this process holds.
 type held struct {
@@ -61,7 +62,7 @@ type held struct {
 // due is when to look at a lane that somebody else may hold, since a message is
 // due at the time.
 func (l *lane) due(was, at, now time.Time) time.Time {
-	if l.Holder != "" && l.Lease.After(now) && !l.Lease.After(now.Add(farAhead)) {
+	if l.Holder != "" && isAhead(l.Lease, now) {
 		return was // the holder looks again: its next write of the lane conflicts
 	}
 	if was.IsZero() || at.Before(was) {

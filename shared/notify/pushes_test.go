@@ -108,11 +108,7 @@ func TestAlertmanagerAndChangedMatchers(t *testing.T) {
 	p.run()
 	change := func(ms ...alert.Match) {
 		t.Helper()
-		sp := r.Spec
-		sp.Matchers = ms
-		if _, err := p.Update(t.Context(), call, r.ID, 0, sp); err != nil {
-			t.Fatal(err)
-		}
+		p.change(&r, func(sp *Spec) { sp.Matchers = ms })
 		p.advance(time.Second)
 		p.run()
 	}

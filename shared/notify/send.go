@@ -171,7 +171,7 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 	answers, now := make([][]answer, len(r.URLs)), s.now()
 	var wg sync.WaitGroup
 	for i, to := range r.URLs {
-		if is := h.lane.Away[to]; is.Until.After(now) && !is.Until.After(now.Add(farAhead)) {
+		if is := h.lane.Away[to]; isAhead(is.Until, now) {
 			answers[i] = slices.Repeat([]answer{{err: is.Error}}, len(due))
 			continue
 		}
