@@ -10,14 +10,11 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// DeniedFor is executor.DeniedFor.
-const DeniedFor = executor.DeniedFor
-
 const (
 	deniedPause = 500 * time.Millisecond // between two tries
 	// deniedApart is how far apart two denials are of one occasion: an operation may
 	// meet an API server that restarts more than once in the hours that it waits.
-	deniedApart = 2 * DeniedFor
+	deniedApart = 2 * executor.DeniedFor
 	maxDenied   = 1_000 // operations that are remembered
 )
 
@@ -44,7 +41,7 @@ func (d *Denials) Lenient(now func() time.Time, f func(ctx context.Context, t *e
 }
 
 // Believed turns a missing right into waiting, as long as it is not believed: until
-// the operation has met it for DeniedFor, without a pause of twice that. first: it
+// the operation has met it for executor.DeniedFor, without a pause of twice that. first: it
 // was not missing just before.
 func (d *Denials) Believed(now time.Time, a *protocol.Assignment, o executor.Outcome) (_ executor.Outcome, first bool) {
 	d.mu.Lock()
@@ -65,7 +62,7 @@ func (d *Denials) Believed(now time.Time, a *protocol.Assignment, o executor.Out
 			d.denied = map[string]denied{}
 		}
 		was.since = now
-	case now.Sub(was.since) >= DeniedFor:
+	case now.Sub(was.since) >= executor.DeniedFor:
 		delete(d.denied, a.Operation)
 		return o, false
 	}

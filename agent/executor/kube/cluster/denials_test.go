@@ -23,12 +23,12 @@ func TestDenialsAreBelievedWhenTheyLast(t *testing.T) {
 		want  string
 	}{
 		{0, denied, operation.OutcomeWaiting},
-		{DeniedFor - 1, denied, operation.OutcomeWaiting},
-		{DeniedFor, denied, operation.OutcomePermanent},
-		{DeniedFor, denied, operation.OutcomeWaiting}, // of a later run
-		{DeniedFor + 1, executor.Done(""), operation.OutcomeDone},
-		{3 * DeniedFor, denied, operation.OutcomeWaiting},
-		{3 * DeniedFor, executor.Permanent("node_gone", ""), operation.OutcomePermanent},
+		{executor.DeniedFor - 1, denied, operation.OutcomeWaiting},
+		{executor.DeniedFor, denied, operation.OutcomePermanent},
+		{executor.DeniedFor, denied, operation.OutcomeWaiting}, // of a later run
+		{executor.DeniedFor + 1, executor.Done(""), operation.OutcomeDone},
+		{3 * executor.DeniedFor, denied, operation.OutcomeWaiting},
+		{3 * executor.DeniedFor, executor.Permanent("node_gone", ""), operation.OutcomePermanent},
 	} {
 		step := d.Lenient(func() time.Time { return now.Add(tc.after) }, func(context.Context, *executor.Task) executor.Outcome { return tc.o })
 		got := step(t.Context(), tk)
@@ -53,9 +53,9 @@ func TestDenialsOfSeveralOccasions(t *testing.T) {
 	}{
 		"restarts an hour apart":      {runs: []time.Duration{0, time.Hour, time.Hour}, want: operation.OutcomeWaiting, told: 3},
 		"restarts minutes apart":      {runs: []time.Duration{0, 0, 3 * time.Minute, 0}, want: operation.OutcomeWaiting, told: 2},
-		"within one restart":          {runs: []time.Duration{0, DeniedFor - 2*deniedPause}, want: operation.OutcomeWaiting, told: 1},
-		"it lasts":                    {runs: make([]time.Duration, DeniedFor/deniedPause+1), want: operation.OutcomePermanent, told: 1},
-		"it lasts, and a try is slow": {runs: []time.Duration{0, DeniedFor}, want: operation.OutcomePermanent, told: 1},
+		"within one restart":          {runs: []time.Duration{0, executor.DeniedFor - 2*deniedPause}, want: operation.OutcomeWaiting, told: 1},
+		"it lasts":                    {runs: make([]time.Duration, executor.DeniedFor/deniedPause+1), want: operation.OutcomePermanent, told: 1},
+		"it lasts, and a try is slow": {runs: []time.Duration{0, executor.DeniedFor}, want: operation.OutcomePermanent, told: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

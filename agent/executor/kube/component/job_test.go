@@ -337,7 +337,7 @@ func TestRightThatComesBack(t *testing.T) {
 	if o := Upgrade(other.Cluster, good()).Steps["upgrade"].Execute(t.Context(), other.task(1, 1)); o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" {
 		t.Errorf("the upgrade's account: %+v", o)
 	}
-	now = now.Add(cluster.DeniedFor)
+	now = now.Add(executor.DeniedFor)
 	if o := step(t.Context(), s.task(1, 1)); o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" {
 		t.Errorf("when it lasts: %+v", o)
 	}

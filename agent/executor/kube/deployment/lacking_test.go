@@ -8,7 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -65,7 +65,7 @@ func TestRightsBeforeTheRestart(t *testing.T) {
 			if o.Class != operation.OutcomeWaiting || o.ErrorCode != "forbidden" {
 				t.Errorf("preflight at first: %+v", o)
 			}
-			now = now.Add(cluster.DeniedFor)
+			now = now.Add(executor.DeniedFor)
 			if o = typ.Steps["preflight"].Execute(within(t, 10*time.Second), tk); o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" {
 				t.Errorf("preflight: %+v", o)
 			}

@@ -258,7 +258,7 @@ func TestFirstDenialIsNotBelieved(t *testing.T) {
 		if o := typ.Steps[step].Execute(within(t, 10*time.Second), tk); o.Class != operation.OutcomeWaiting || o.ErrorCode != "forbidden" {
 			t.Errorf("%s at first: %+v", step, o)
 		}
-		now = now.Add(cluster.DeniedFor)
+		now = now.Add(executor.DeniedFor)
 		if o := typ.Steps[step].Execute(within(t, 10*time.Second), tk); o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" {
 			t.Errorf("%s when it lasts: %+v", step, o)
 		}

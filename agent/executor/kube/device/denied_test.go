@@ -11,7 +11,6 @@ import (
 	ktesting "k8s.io/client-go/testing"
 
 	"github.com/opsplane/opsplane/agent/executor"
-	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
@@ -30,7 +29,7 @@ func TestFirstDenialIsNotBelieved(t *testing.T) {
 		if o := e.step(f)(t.Context(), task); o.Class != operation.OutcomeWaiting || o.ErrorCode != "forbidden" {
 			t.Errorf("%s at first: %+v", name, o)
 		}
-		now = now.Add(cluster.DeniedFor)
+		now = now.Add(executor.DeniedFor)
 		if o := e.step(f)(t.Context(), task); o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" {
 			t.Errorf("%s when it lasts: %+v", name, o)
 		}

@@ -14,7 +14,6 @@ import (
 	ktesting "k8s.io/client-go/testing"
 
 	"github.com/opsplane/opsplane/agent/executor"
-	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
@@ -78,7 +77,7 @@ func TestDeniedNodeIsBelieved(t *testing.T) {
 			o = evict(t.Context(), b.task)
 			time.Sleep(o.After)
 		}
-		if o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" || time.Since(begun) > watchNodeAfter+2*cluster.DeniedFor {
+		if o.Class != operation.OutcomePermanent || o.ErrorCode != "forbidden" || time.Since(begun) > watchNodeAfter+2*executor.DeniedFor {
 			t.Errorf("after %s: %+v", time.Since(begun), o)
 		}
 		time.Sleep(2 * linger)

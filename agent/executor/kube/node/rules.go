@@ -9,7 +9,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/opsplane/opsplane/agent/executor"
-	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -94,7 +93,7 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		if (err != nil || l.away) && h != nil && h.code == "pdb" {
 			old, h = h, nil
 		}
-		if d.chosen && apierrors.IsForbidden(err) && time.Since(since) > cluster.DeniedFor { // a drain's preflight says so
+		if d.chosen && apierrors.IsForbidden(err) && time.Since(since) > executor.DeniedFor { // a drain's preflight says so
 			o := broken(err)
 			return &o
 		}
