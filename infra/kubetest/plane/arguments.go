@@ -29,8 +29,9 @@ func (p *Plane) arguments(name string) []string {
 			"--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=Node,RBAC", "--allow-privileged=true",
 		}
 		if p.opts.Audit {
-			// Its default mode writes an entry before the answer's end is sent.
-			args = append(args, "--audit-policy-file="+p.path("audit.yaml"), "--audit-log-path="+p.path("audit.log"))
+			// Its default mode writes an entry before the answer's end is sent. By default
+			// the file is put aside at 100 MB, and what tests read of it is gone.
+			args = append(args, "--audit-policy-file="+p.path("audit.yaml"), "--audit-log-path="+p.path("audit.log"), "--audit-log-maxsize=0")
 		}
 		return args
 	case ControllerManager:

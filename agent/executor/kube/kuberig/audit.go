@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -68,10 +69,14 @@ func (r *Rig) Audit(users ...string) []AuditEvent {
 }
 
 // readSince reads the lines that begin at a place in the log or after it: a line may
-// have been written in part when the place was taken.
+// have been written in part when the place was taken. A log that ends before it is
+// another one, an error.
 func readSince(f io.ReadSeeker, at int64) ([]byte, error) {
 	if at == 0 {
 		return io.ReadAll(f)
+	}
+	if end, err := f.Seek(0, io.SeekEnd); err != nil || end < at {
+		return nil, cmp.Or(err, fmt.Errorf("it has %d bytes, and had %d", end, at))
 	}
 	if _, err := f.Seek(at-1, io.SeekStart); err != nil {
 		return nil, err

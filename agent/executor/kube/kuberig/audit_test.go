@@ -22,3 +22,11 @@ func TestAuditBeginsWithALine(t *testing.T) {
 		}
 	}
 }
+
+// TestAuditOfAnotherLog: what is read of one that was begun anew would be nothing.
+func TestAuditOfAnotherLog(t *testing.T) {
+	t.Parallel()
+	if b, err := readSince(strings.NewReader("{}\n"), 4); err == nil {
+		t.Errorf("a log of 3 bytes has %q behind its byte 4", b)
+	}
+}
