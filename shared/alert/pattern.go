@@ -1,6 +1,7 @@
 package alert
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"regexp/syntax"
@@ -24,7 +25,7 @@ func compileRegexp(pattern string) (*regexp.Regexp, error) {
 	}
 	re, err := regexp.Compile(`^(?s:` + pattern + `)$`)
 	if err != nil {
-		return nil, fmt.Errorf("compile pattern: %w", err)
+		return nil, patternError(err)
 	}
 	return re, nil
 }
@@ -37,17 +38,40 @@ func compileRegexp(pattern string) (*regexp.Regexp, error) {
 func programSize(pattern string) (int, error) {
 	tree, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
-		return 0, fmt.Errorf("parse pattern: %w", err)
+		return 0, patternError(err)
 	}
 	if n := sizeOf(tree); n > 20*maxRegexProgram {
 		return n, nil
 	}
 	prog, err := syntax.Compile(tree.Simplify())
 	if err != nil {
-		return 0, fmt.Errorf("compile pattern: %w", err)
+		return 0, patternError(err)
 	}
 	return len(prog.Inst), nil
 }
+
+// maxRepeat is how often a repetition may repeat, those within it counted, too
+// (regexp/syntax, ErrInvalidRepeatSize).
+const maxRepeat = 1000
+
+// patternError says what is wrong with a pattern, and where, without all of it.
+func patternError(err error) error {
+	e, ok := errors.AsType[*syntax.Error](err)
+	if !ok {
+		return fmt.Errorf("pattern cannot be read: %w", err)
+	}
+	at := e.Expr
+	if len(at) > maxPatternShown {
+		at = cut(at, maxPatternShown) + "…"
+	}
+	if e.Code == syntax.ErrInvalidRepeatSize {
+		return fmt.Errorf("pattern cannot be read: %s: %s: the limit is %d", e.Code, at, maxRepeat)
+	}
+	return fmt.Errorf("pattern cannot be read: %s: %s", e.Code, at)
+}
+
+// maxPatternShown is how many bytes of a pattern an error has.
+const maxPatternShown = 64
 
 // sizeOf is about how many instructions a pattern's program has: never less than
 // half of them.

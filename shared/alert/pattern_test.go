@@ -69,6 +69,8 @@ func TestPatternsThatAreTooLarge(t *testing.T) {
 		{strings.Repeat("(.{1000}.{1000}.{1000})", 100), CodeCost, "about 600201 instructions"}, // which are never made
 		{strings.Repeat("ab", 250), CodeCost, "the limit is 500"},
 		{`((a{1,30}){1,30}){1,30}`, CodeType, "invalid repeat count"}, // RE2's own bound
+		{`a{1001}`, CodeType, "invalid repeat count: {1001}: the limit is 1000"},
+		{`(` + strings.Repeat("b", 300), CodeType, "missing closing ): (" + strings.Repeat("b", 63) + "…"},
 		{`(`, CodeType, "missing closing"},
 		{`(a`, CodeType, "missing closing"},
 		{`a**`, CodeType, "invalid nested repetition operator"},

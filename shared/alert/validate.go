@@ -110,7 +110,7 @@ func (r *Rule) condition(f *Faults) {
 	}
 	switch counts := r.Count > 1 || r.Distinct != ""; {
 	case counts && r.Window == 0:
-		f.add("/window", CodeRequired, "must say within what time is counted")
+		f.add("/window", CodeRequired, "must say within what time is counted: 1s or more")
 	case r.Window != 0:
 		span(f, "/window", r.Window)
 	}

@@ -116,6 +116,11 @@ func (a *API) listEvents(ctx context.Context, rq *request, in *eventsInput) (*ev
 	if err != nil {
 		return nil, cursorProblem(err, "query", "cursor")
 	}
+	if q.Wait > 0 {
+		if err := rq.stillAllowed(ctx); err != nil {
+			return nil, err
+		}
+	}
 	out := eventListView{Items: make([]eventItem, len(p.Events)), NextCursor: p.NextCursor, More: p.More}
 	for i, e := range p.Events {
 		out.Items[i] = eventItem(e)

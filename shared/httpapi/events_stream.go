@@ -11,7 +11,6 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/event"
 )
 
@@ -171,7 +170,8 @@ func (s *eventStream) run(ctx context.Context) error {
 			return s.rest(ctx)
 		}
 		if time.Since(s.askedAt) >= s.api.streaming.alive {
-			if err := s.denied(ctx); err != nil {
+			s.askedAt = time.Now()
+			if err := s.rq.stillAllowed(ctx); err != nil {
 				return err
 			}
 		}
@@ -234,16 +234,6 @@ func (s *eventStream) rest(ctx context.Context) error {
 		return err
 	}
 	return s.write("id: %s\n\n", cursor)
-}
-
-// denied is an error when the credential is no longer good: a revoked one must not
-// go on seeing what happens. When that cannot be told it is taken to be.
-func (s *eventStream) denied(ctx context.Context) error {
-	s.askedAt = time.Now()
-	if _, err := s.api.cfg.Auth.Authenticate(ctx, bearerOf(s.rq.http)); errors.Is(err, auth.ErrDenied) {
-		return err // told as the answer to a new request would be
-	}
-	return nil
 }
 
 // write writes a part within the client's patience.

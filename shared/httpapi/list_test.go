@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/problem"
 )
@@ -231,6 +232,20 @@ func TestEvents(t *testing.T) {
 	if a := <-next; a.status != 200 || len(a.items()) != 1 {
 		t.Error(a.status, a.raw)
 	}
+	// A credential that ends meanwhile is answered as it would be at once.
+	tok, secret, err := p.tokens.Create(t.Context(), auth.TokenSpec{Name: "short", Role: auth.Viewer})
+	must(t, err)
+	p.bearer["short"] = secret
+	cursor := p.do("viewer", "GET", "/v1/events?limit=200&type=manual.change", nil).str("next_cursor")
+	go func() { next <- p.do("short", "GET", "/v1/events?wait=30s&type=manual.change&cursor="+cursor, nil) }()
+	until(t, "somebody waits", func() bool {
+		return strings.Contains(p.do("viewer", "GET", "/metrics", nil).raw, "opsplane_http_open_waits 1")
+	})
+	_, err = p.tokens.Revoke(t.Context(), tok.ID, "test")
+	must(t, err)
+	p.do("operator", "POST", "/v1/manual-changes", m{"target": node, "reason": "seventh"}).want(201)
+	a := <-next
+	a.problem(401, problem.Unauthenticated)
 	for _, q := range []string{"type=NOT", "wait=x", "since=x", "until=x", "x=1", "limit=201"} {
 		p.do("viewer", "GET", "/v1/events?"+q, nil).problem(422, problem.Invalid)
 	}

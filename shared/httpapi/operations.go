@@ -170,6 +170,9 @@ func (a *API) getOperation(ctx context.Context, rq *request, in *struct {
 			return nil, err
 		}
 		if last || op.State.Revision > known || op.State.Phase.Terminal() {
+			if err := rq.stillAllowed(ctx); err != nil {
+				return nil, err
+			}
 			return answerOperation(&op, http.StatusOK), nil
 		}
 	}

@@ -65,6 +65,7 @@ type receiverView struct {
 	Labels       map[string]string    `json:"labels" nullable:"false"`
 	Enabled      bool                 `json:"enabled" doc:"Whether it is told of alerts; where the plane disabled it, disabled says why"`
 	Disabled     *notify.Disabled     `json:"disabled" doc:"By the plane; null: it did not. A PUT without enabled, or with true, ends it"`
+	Held         []notify.Held        `json:"held" nullable:"false" doc:"Where messages are not taken, or a pause was asked for: nothing is sent there for a while"`
 	Secrets      []notify.Fingerprint `json:"secrets" nullable:"false" doc:"By their fingerprints, the newest first"`
 	CreatedAt    time.Time            `json:"created_at"`
 	CreatedBy    operation.Actor      `json:"created_by"`
@@ -80,14 +81,14 @@ type receiverLinks struct {
 }
 
 // viewReceiver is the receiver as it is shown.
-func (a *API) viewReceiver(r notify.Receiver, all present) receiverView {
+func (a *API) viewReceiver(r notify.Receiver, held []notify.Held, all present) receiverView {
 	timeout := r.Timeout
 	if timeout == 0 {
 		timeout = alert.Duration(notify.DefaultTimeout)
 	}
 	v := receiverView{ID: r.ID, Name: r.Name, Kind: r.Kind, URL: orNull(r.URL), URLs: orEmpty(r.URLs), Matchers: orEmpty(r.Matchers),
 		SendResolved: r.SendResolved == nil || *r.SendResolved, Timeout: timeout.String(), Labels: r.Labels, Enabled: r.Active(),
-		Disabled: r.Disabled, Secrets: orEmpty(r.Secrets), CreatedAt: r.CreatedAt, CreatedBy: r.CreatedBy, UpdatedAt: r.UpdatedAt, UpdatedBy: r.UpdatedBy,
+		Disabled: r.Disabled, Held: orEmpty(held), Secrets: orEmpty(r.Secrets), CreatedAt: r.CreatedAt, CreatedBy: r.CreatedBy, UpdatedAt: r.UpdatedAt, UpdatedBy: r.UpdatedBy,
 		Warnings: []string{}, Links: receiverLinks{Deliveries: receiversPath + "/" + r.ID + "/deliveries"}}
 	if v.Labels == nil {
 		v.Labels = map[string]string{}
@@ -111,7 +112,11 @@ func (a *API) answerReceiver(ctx context.Context, rq *request, r notify.Receiver
 	if err != nil {
 		return nil, err
 	}
-	out := &receiverOutput{ETag: strconv.Quote(strconv.FormatInt(r.Revision, 10)), Body: a.viewReceiver(r, all)}
+	held, err := a.cfg.Receivers.Holds(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	out := &receiverOutput{ETag: strconv.Quote(strconv.FormatInt(r.Revision, 10)), Body: a.viewReceiver(r, held[r.ID], all)}
 	out.Body.Secret = orNull(secret)
 	return out, nil
 }
@@ -171,6 +176,10 @@ func (a *API) listReceivers(ctx context.Context, rq *request, in *struct{ PageIn
 	if err != nil {
 		return nil, err
 	}
+	held, err := a.cfg.Receivers.Holds(ctx, all...)
+	if err != nil {
+		return nil, err
+	}
 	items, next := []receiverView{}, ""
 	for _, r := range all {
 		if r.Name <= place {
@@ -180,7 +189,7 @@ func (a *API) listReceivers(ctx context.Context, rq *request, in *struct{ PageIn
 			next = encodeCursor(key, items[len(items)-1].Name)
 			break
 		}
-		items = append(items, a.viewReceiver(r, there))
+		items = append(items, a.viewReceiver(r, held[r.ID], there))
 	}
 	return &listOutput[receiverView]{Body: newList(items, next)}, nil
 }

@@ -62,15 +62,20 @@ func TestReceivers(t *testing.T) {
 
 	// 410 ends it at once: a dead letter.
 	status = http.StatusGone
-	now := time.Now().UTC()
-	a := alert.Alert{ID: id.New(id.Alert, now), Rule: "hot", Severity: event.Error, State: alert.Firing, Since: now, FiredAt: &now, Cluster: p.cluster.ID}
-	e, err := event.New(alert.TypeFiring, p.cluster.ID, event.Subject{Kind: "node", ID: "nod_1", Name: "n1"}, now, notify.Actor, a, a.ID)
-	must(t, err)
-	_, err = event.Append(t.Context(), p.db, p.cluster.ID, []event.Event{e}, nil)
-	must(t, err)
 	ctx := context.Background()
-	must(t, receivers.Follow(ctx, p.cluster.ID))
-	must(t, receivers.Deliver(ctx, record.LaneKey(made.str("id"))))
+	fires := func() event.Event {
+		t.Helper()
+		now := time.Now().UTC()
+		a := alert.Alert{ID: id.New(id.Alert, now), Rule: "hot", Severity: event.Error, State: alert.Firing, Since: now, FiredAt: &now, Cluster: p.cluster.ID}
+		e, err := event.New(alert.TypeFiring, p.cluster.ID, event.Subject{Kind: "node", ID: "nod_1", Name: "n1"}, now, notify.Actor, a, a.ID)
+		must(t, err)
+		_, err = event.Append(t.Context(), p.db, p.cluster.ID, []event.Event{e}, nil)
+		must(t, err)
+		must(t, receivers.Follow(ctx, p.cluster.ID))
+		must(t, receivers.Deliver(ctx, record.LaneKey(made.str("id"))))
+		return e
+	}
+	e := fires()
 	dead := p.do("admin", "GET", path+"/deliveries?state=failed", nil).want(200).items()
 	if len(dead) != 1 {
 		t.Fatalf("%d dead letters", len(dead))
@@ -105,6 +110,26 @@ func TestReceivers(t *testing.T) {
 	is("rotated", p.do("admin", "POST", path+"/rotate", nil).want(200), false)
 	is("put without a word of it", p.do("admin", "PUT", path, body, "Content-Type: application/yaml").want(200), true)
 	must(t, receivers.Deliver(ctx, record.LaneKey(made.str("id"))))
+	// Where nothing is taken is shown, until it is.
+	held := func(want int) {
+		t.Helper()
+		for _, got := range []m{p.do("admin", "GET", path, nil).want(200).j, p.do("admin", "GET", "/v1/receivers", nil).want(200).items()[0]} {
+			all, _ := got["held"].([]any)
+			if len(all) != want {
+				t.Fatalf("held: %v, want %d", got["held"], want)
+			}
+			if want == 0 {
+				continue
+			}
+			if is, _ := all[0].(m); is["url"] != srv.URL || is["error"] != "answered 502" || is["fails"] != 1.0 || is["until"] == nil {
+				t.Errorf("held: %v", is)
+			}
+		}
+	}
+	held(0)
+	status = http.StatusBadGateway
+	fires()
+	held(1)
 	p.do("admin", "DELETE", path, nil).want(204)
 	p.do("admin", "GET", path, nil).problem(404, problem.NotFound)
 	p.do("admin", "GET", path+"/deliveries", nil).problem(404, problem.NotFound)
@@ -124,6 +149,8 @@ func TestReceiversThatAreRefused(t *testing.T) {
 		`{"name":"a","kind":"alertmanager","urls":["https://a.example"],"labels":{"b-c":"d"}}`:           "/labels/b-c",
 		`{"name":"a","kind":"alertmanager","urls":["https://a.example"],"labels":{"severity":"d"}}`:      "/labels/severity",
 		`{"name":"a","kind":"webhook","url":"https://hook.example","surprise":1}`:                        "/surprise",
+		`{"name":"a","kind":"alertmanager","urls":["https://a.example","https://a.example"]}`:            "/urls/1",
+		`{"name":"a","kind":"alertmanager","urls":["https://a.example/am/api/v2/"]}`:                     "/urls/0",
 	} {
 		p.do("admin", "POST", "/v1/receivers", body).problem(422, problem.Invalid).points(pointer)
 	}

@@ -52,6 +52,16 @@ func (rq *request) failed(err error) *problem.Problem {
 	return &p
 }
 
+// stillAllowed is an error when the credential is no longer good, for who waited: a
+// revoked one must not go on seeing what happens. When that cannot be told it is
+// taken to be.
+func (rq *request) stillAllowed(ctx context.Context) error {
+	if _, err := rq.api.cfg.Auth.Authenticate(ctx, bearerOf(rq.http)); errors.Is(err, auth.ErrDenied) {
+		return err // told as the answer to a new request would be
+	}
+	return nil
+}
+
 func (rq *request) pattern() string {
 	if rq.route == nil {
 		return "none"

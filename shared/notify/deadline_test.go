@@ -109,7 +109,7 @@ func TestAlertmanagersAtOnce(t *testing.T) {
 	if n, m := len(stuck.all()), len(am.firing(p.clock())); n != 4 || m != 1 {
 		t.Errorf("%d of the stuck ones were asked, %d alerts reached the other", n, m)
 	}
-	if d := p.deliveries(r, Pending); len(d) != 1 || d[0].LastError != "no answer in time" {
+	if d := p.deliveries(r, Pending); len(d) != 1 || d[0].LastError != "/urls/0: no answer in time" {
 		t.Errorf("deliveries %+v", d)
 	}
 }

@@ -47,7 +47,9 @@ type Delivery struct {
 	State    State  `json:"state"`
 	// Event is the event that is told, and the webhook's id over all tries; of an
 	// Alertmanager that was told of what fired already, the last of the alert's evidence.
-	Event    string `json:"event"`
+	Event string `json:"event"`
+	// Type is the event's; of an Alertmanager it says whether the alert fires there or is
+	// over, which a silence makes it, too.
 	Type     string `json:"type"`
 	Alert    string `json:"alert"`
 	Rule     string `json:"rule"`

@@ -16,15 +16,13 @@ type lane struct {
 	// Holder has the lane until Lease; "" is nobody.
 	Holder string    `json:"holder,omitempty"`
 	Lease  time.Time `json:"lease,omitzero"`
-	// Revision is the receiver's that Fails, Hold and Away are of: one that was changed
-	// since may lead elsewhere.
+	// Revision is the receiver's that Holds are of: one that was changed since may lead
+	// elsewhere.
 	Revision int64 `json:"revision,omitempty"`
-	// Fails counts the rounds since the last in which something was taken.
-	Fails int `json:"fails,omitempty"`
-	// Hold is until when nothing is sent: the receiver asked for it, or fails.
-	Hold time.Time `json:"hold,omitzero"`
-	// Away has those of a receiver's Alertmanagers that fail, by URL.
-	Away map[string]away `json:"away,omitempty"`
+	// Holds has the endpoints that fail, or asked for a pause, by URL.
+	Holds map[string]hold `json:"holds,omitempty"`
+	// Hasten says how far what waits was made due since the receiver was changed.
+	Hasten hasten `json:"hasten,omitzero"`
 	// Tidied is when its marks were gone through last.
 	Tidied time.Time `json:"tidied,omitzero"`
 	// Standing is, of an Alertmanager's, how far it was told of what fires.
@@ -57,6 +55,16 @@ type held struct {
 	due      time.Time
 	// standingAgain is before when what fires is not told: it could not be.
 	standingAgain time.Time
+	// asking has the Alertmanagers that have not answered yet, by URL, and what cuts them
+	// off. Their answers come by answered.
+	asking   map[string]context.CancelFunc
+	answered chan reply
+	// missed has the messages that fell due meanwhile, by the same URLs.
+	missed map[string][]string
+}
+
+func newHeld(receiver string) *held {
+	return &held{receiver: receiver, asking: map[string]context.CancelFunc{}, answered: make(chan reply, MaxURLs), missed: map[string][]string{}}
 }
 
 // due is when to look at a lane that somebody else may hold, since a message is
@@ -110,7 +118,8 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 		l = lane{} // it begins anew
 	}
 	l.Holder = holder
-	h := &held{receiver: receiver, lane: l, version: it.Version, due: it.Due}
+	h := newHeld(receiver)
+	h.lane, h.version, h.due = l, it.Version, it.Due
 	err = s.keep(ctx, h, lease)
 	if errors.Is(err, ledger.ErrConflict) {
 		return nil, nil // whoever it was made it due, or holds it

@@ -123,7 +123,7 @@ func (s *Service) Test(ctx context.Context, call admission.Call, ref string) (Te
 		own := map[string]string{labelName: "OpsplaneTest", labelSeverity: event.Info, "receiver": r.Name}
 		p := &push{Labels: joinLabels(own, labels{"receiver_", r.Labels}), StartsAt: now, EndsAt: &end,
 			Annotations: map[string]string{"summary": "A test of receiver " + r.Name + ", asked for by " + call.Caller.Actor.ID}}
-		a = s.push(ctx, new(held), t, []*Delivery{{Push: p}})[0]
+		a = s.tryPush(ctx, t, p)
 	} else {
 		body := record.Encode(map[string]any{"type": TypeTest, "timestamp": now, "data": map[string]string{"receiver": r.ID, "name": r.Name}})
 		a = s.webhook(ctx, t, id.New(id.Event, now), body)

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -56,7 +57,9 @@ type Service struct {
 	once    sync.Once
 	clients map[string]*http.Client
 	jitter  func() float64 // 0 to 1; for tests
-	roots   *x509.CertPool // nil: the system's; for tests
+	// patience is how long a batch waits; 0: as long as the constant says. For tests.
+	patience time.Duration
+	roots    *x509.CertPool // nil: the system's; for tests
 	// resolver looks names up; nil: the system's; for tests.
 	resolver *net.Resolver
 
@@ -215,4 +218,17 @@ func clip(text string, most int) string {
 		text = strings.ToValidUTF8(text[:most], "")
 	}
 	return text
+}
+
+// getMany reads items as Ledger.GetMany does, of any number of keys.
+func (s *Service) getMany(ctx context.Context, keys []ledger.Key) (map[ledger.Key]ledger.Item, error) {
+	out := map[ledger.Key]ledger.Item{}
+	for part := range slices.Chunk(keys, ledger.MaxWrites) {
+		items, err := s.Store.Ledger.GetMany(ctx, part)
+		if err != nil {
+			return nil, fmt.Errorf("read items: %w", err)
+		}
+		maps.Copy(out, items)
+	}
+	return out, nil
 }

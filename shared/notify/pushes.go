@@ -110,7 +110,7 @@ func (s *Service) end(b *draft, p *pair, known *Delivery, at, now time.Time) {
 	if push.EndsAt = &at; maps.Equal(push.Labels, as.Labels) { // else it goes on as another, with other texts
 		push.Annotations, push.GeneratorURL = as.Annotations, as.GeneratorURL
 	}
-	d.CreatedAt, d.Push = known.CreatedAt, &push
+	d.CreatedAt, d.Push, d.Type = known.CreatedAt, &push, alert.TypeResolved
 	b.put(known, d)
 }
 

@@ -141,7 +141,14 @@ func (s *Service) check(sp *Spec) error {
 			f.add("/urls", alert.CodeRange, "has %d, must have 1 to %d", n, MaxURLs)
 		} else {
 			for i, u := range sp.URLs {
-				s.checkURL(f, "/urls/"+strconv.Itoa(i), sp.Kind, u)
+				at := "/urls/" + strconv.Itoa(i)
+				s.checkURL(f, at, sp.Kind, u)
+				if first := slices.IndexFunc(sp.URLs, func(o string) bool { return alertsURL(o) == alertsURL(u) }); first < i {
+					f.add(at, alert.CodeConflict, "is that of /urls/%d", first)
+				}
+				if strings.Contains(u+"/", apiPath+"/") {
+					f.add(at, alert.CodeFormat, "must end before %s, which is put behind it", apiPath)
+				}
 			}
 		}
 		if sp.URL != "" {

@@ -4,22 +4,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
-	"strings"
-	"sync"
 	"time"
 
-	"github.com/opsplane/opsplane/shared/alert"
-	"github.com/opsplane/opsplane/shared/ledger"
-	"github.com/opsplane/opsplane/shared/record"
 	"github.com/opsplane/opsplane/shared/version"
 )
 
@@ -101,176 +93,11 @@ func reason(ctx context.Context, err error) string {
 
 // retryAfter reads seconds or a date (RFC 9110, 10.2.3).
 func retryAfter(text string, now time.Time) time.Duration {
-	if n, err := strconv.ParseInt(text, 10, 32); err == nil {
-		return max(0, min(time.Duration(n)*time.Second, maxHold))
+	if n, err := strconv.ParseUint(text, 10, 32); err == nil || errors.Is(err, strconv.ErrRange) {
+		return min(time.Duration(n)*time.Second, maxHold)
 	}
 	if at, err := http.ParseTime(text); err == nil {
 		return max(0, min(at.Sub(now), maxHold))
 	}
 	return 0
-}
-
-// How Prometheus tells Alertmanagers, which expect it so (prometheus: rules/alerting.go
-// and rules/manager.go): a firing alert again each minute, with an end four of them
-// ahead, and a resolved one for up to 15 minutes until it is taken.
-const (
-	resend      = time.Minute
-	endsAhead   = 4 * resend
-	resolvedFor = 15 * time.Minute
-)
-
-// push is what an Alertmanager is told of an alert: postableAlert of its API v2.
-type push struct {
-	Labels       map[string]string `json:"labels"`
-	Annotations  map[string]string `json:"annotations,omitempty"`
-	StartsAt     time.Time         `json:"startsAt"`
-	EndsAt       *time.Time        `json:"endsAt,omitempty"` // nil: it fires
-	GeneratorURL string            `json:"generatorURL,omitempty"`
-}
-
-func (s *Service) pushOf(r *Receiver, a *alert.Alert) *push {
-	p := &push{Labels: labelsOf(r, a), StartsAt: a.Since, Annotations: map[string]string{"summary": a.Summary, "runbook_url": s.runbook(a), "description": describe(a)}}
-	if s.Base == "" && isPath(a.Runbook) {
-		delete(p.Annotations, "runbook_url") // it would lead nowhere from there
-	}
-	maps.DeleteFunc(p.Annotations, func(_, v string) bool { return v == "" })
-	if a.FiredAt != nil {
-		p.StartsAt = *a.FiredAt
-	}
-	if a.State == alert.Resolved && a.ResolvedAt != nil {
-		p.EndsAt = a.ResolvedAt
-	}
-	if s.Base != "" {
-		p.GeneratorURL = s.links(a).Alert
-	}
-	return p
-}
-
-// describe says what an alert has come by.
-func describe(a *alert.Alert) string {
-	text := fmt.Sprintf("%d matching events since %s", a.Count, a.Since.UTC().Format(time.RFC3339))
-	if a.Subject.Name != "" {
-		text += fmt.Sprintf(", the first about %s %s", a.Subject.Kind, a.Subject.Name)
-	}
-	if a.Flapping {
-		text += "; it fires and resolves again and again"
-	}
-	return text + " (" + a.ID + ")"
-}
-
-// push sends alerts to all of a receiver's Alertmanagers at once, but to those that are
-// away, and returns what came of each. An alert is taken when all of them took it: to
-// those that did, the next time is only one more.
-func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery) []answer {
-	within := r.longest()
-	if at, ok := ctx.Deadline(); ok {
-		within = min(within, time.Until(at)-keepWithin)
-	}
-	one, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	answers, now := make([][]answer, len(r.URLs)), s.now()
-	var wg sync.WaitGroup
-	for i, to := range r.URLs {
-		if is := h.lane.Away[to]; isAhead(is.Until, now) {
-			answers[i] = slices.Repeat([]answer{{err: is.Error}}, len(due))
-			continue
-		}
-		wg.Go(func() { answers[i] = s.pushTo(one, r, to, due, now) })
-	}
-	wg.Wait()
-	if ctx.Err() == nil {
-		h.lane.Away = s.away(h.lane.Away, r.URLs, answers, now)
-	}
-	out := slices.Clone(answers[0])
-	for _, more := range answers[1:] {
-		for i := range out {
-			pause := min(out[i].pause, more[i].pause) // the first that may be asked again is
-			if out[i].taken() {
-				out[i] = more[i]
-			}
-			out[i].pause = pause
-		}
-	}
-	return out
-}
-
-// pushTo sends alerts to one Alertmanager. Of a batch that it refuses, each alert is
-// tried alone.
-func (s *Service) pushTo(ctx context.Context, r *target, to string, due []*Delivery, now time.Time) []answer {
-	to = strings.TrimSuffix(to, "/") + "/api/v2/alerts"
-	all := s.post(ctx, &r.Receiver, to, http.Header{}, pushBody(due, now))
-	out := slices.Repeat([]answer{all}, len(due))
-	if all.status == http.StatusBadRequest && len(due) > 1 {
-		for i := range due {
-			out[i] = s.post(ctx, &r.Receiver, to, http.Header{}, pushBody(due[i:i+1], now))
-		}
-	}
-	return out
-}
-
-// refresh ends what is over, or silenced, or not for the receiver: it may have resolved
-// while that was disabled, its event was lost, or the matchers are others by now.
-func (s *Service) refresh(ctx context.Context, r *target, due []*Delivery) error {
-	var keys []ledger.Key
-	now := s.now()
-	for _, d := range due {
-		if d.Push != nil && d.Push.EndsAt != nil && d.Push.EndsAt.After(now) { // a stream's clock was ahead: till then it would fire there
-			p := *d.Push
-			p.EndsAt, d.Push = &now, &p
-		}
-		if d.Push != nil && d.Push.EndsAt == nil {
-			keys = append(keys, record.AlertKey(d.Alert))
-		}
-	}
-	if len(keys) == 0 {
-		return nil
-	}
-	items, err := s.Store.Ledger.GetMany(ctx, keys)
-	if err != nil {
-		return fmt.Errorf("read alerts: %w", err)
-	}
-	for _, d := range due {
-		if d.Push == nil || d.Push.EndsAt != nil {
-			continue
-		}
-		p, end := *d.Push, now
-		if it, ok := items[record.AlertKey(d.Alert)]; ok {
-			a, err := record.Decode[alert.Alert](it)
-			if err != nil {
-				s.unreadable(ctx, it.Key, err)
-			}
-			if err != nil || a.State != alert.Resolved && !a.Muted() && r.wants(&a) {
-				continue
-			}
-			if a.ResolvedAt != nil && a.ResolvedAt.Before(now) {
-				end = *a.ResolvedAt
-			}
-		}
-		p.EndsAt = &end
-		d.Push = &p
-	}
-	return nil
-}
-
-func pushBody(due []*Delivery, now time.Time) []byte {
-	alerts := make([]push, len(due))
-	for i, d := range due {
-		alerts[i] = *d.Push
-		begin, end := d.Push.StartsAt, now.Add(endsAhead)
-		if d.Push.EndsAt != nil {
-			end = *d.Push.EndsAt
-		}
-		if begin.After(now) {
-			begin = now
-		}
-		if end.Before(begin) { // by clocks that differ; it is refused so
-			begin = end
-		}
-		alerts[i].StartsAt, alerts[i].EndsAt = begin, &end
-	}
-	b, err := json.Marshal(alerts)
-	if err != nil {
-		panic(fmt.Sprintf("encode alerts: %v", err)) // maps of texts, and times
-	}
-	return b
 }

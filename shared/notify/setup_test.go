@@ -68,7 +68,7 @@ func (p *plane) on(db ledger.Ledger) *plane {
 // another is a notifier that knows nothing yet, over a ledger.
 func (p *plane) another(db ledger.Ledger) *Service {
 	return &Service{Store: &record.Store{Ledger: db, Now: p.clock, Timing: operation.OneMachine}, Logger: slog.New(slog.DiscardHandler),
-		Allow: loopback, Base: "https://plane.example", jitter: func() float64 { return 0.5 }}
+		Allow: loopback, Base: "https://plane.example", jitter: func() float64 { return 0.5 }, patience: time.Minute}
 }
 
 func (p *plane) clock() time.Time {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -20,7 +22,7 @@ type target struct {
 func (t *target) fits(left time.Duration) int {
 	waves := max(0, int((left-keepWithin)/t.timeout()))
 	if t.Kind == KindAlertmanager {
-		return min(waves, 1) * pushRound // one request has them all
+		return min(waves, 1) * pushRound // one request has them all; what is refused has what time is left
 	}
 	return waves * perHost
 }
@@ -31,6 +33,26 @@ func (t *target) longest() time.Duration { return webhookRound / perHost * t.tim
 // lease is how long a lane is held for a round: past it, others take the holder for
 // dead. Where one process alone has the ledger, the next knows sooner (Release).
 func (t *target) lease() time.Duration { return t.longest() + leaseBeyond }
+
+// changed returns what tells whether a receiver was changed, or deleted, since it was read.
+// It looks once in lookAgain.
+func (s *Service) changed(ctx context.Context, r *target) func() bool {
+	var (
+		mu     sync.Mutex
+		looked = time.Now()
+		is     bool
+	)
+	return func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if is || time.Since(looked) < lookAgain {
+			return is
+		}
+		it, err := s.Store.Ledger.Get(ctx, record.ReceiverKey(r.ID))
+		is, looked = errors.Is(err, ledger.ErrNotFound) || err == nil && it.Version != r.Revision, time.Now()
+		return is
+	}
+}
 
 func (s *Service) target(ctx context.Context, receiver string) (*target, error) {
 	it, err := s.Store.Ledger.Get(ctx, record.ReceiverKey(receiver))
@@ -46,14 +68,6 @@ func (s *Service) target(ctx context.Context, receiver string) (*target, error) 
 		t.broken, err = true, nil
 	}
 	return t, err
-}
-
-// missed tells whether a message that is not due is to be sent all the same: what an
-// Alertmanager knows to fire may have ended while the receiver was disabled, and what was
-// refused may be taken since the receiver was changed.
-func (t *target) missed(d *Delivery, now time.Time) bool {
-	since := func(at time.Time) bool { return d.LastAt.Before(at) && !at.After(now) }
-	return d.State == Active && since(t.EnabledAt) || d.LastError != "" && since(t.UpdatedAt)
 }
 
 // sendable tells whether a message has what the receiver is to be sent.

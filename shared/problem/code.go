@@ -71,6 +71,11 @@ var actionText = map[Action]string{
 	Escalate:          "Ask somebody with the right or the knowledge to do this.",
 }
 
+// codeText is what to do next about a code, where that says more than its action.
+var codeText = map[Code]string{
+	Unauthenticated: "Send the request with a credential that is in force.",
+}
+
 type entry struct {
 	status    int
 	title     string

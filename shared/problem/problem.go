@@ -8,6 +8,7 @@
 package problem
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -79,7 +80,7 @@ func New(code Code, format string, args ...any) *Problem {
 		Status:     e.status,
 		Detail:     fmt.Sprintf(format, args...),
 		ErrorCode:  code,
-		NextAction: NextAction{Code: e.action, Text: e.action.text()},
+		NextAction: NextAction{Code: e.action, Text: cmp.Or(codeText[code], e.action.text())},
 		Retryable:  e.retryable,
 	}
 }

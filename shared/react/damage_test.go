@@ -127,6 +127,31 @@ func TestSilencesThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// A silence that an earlier plane took, and that is refused today, is told.
+func TestSilenceThatCannotBeUsed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	log := b.logged()
+	const kept = "sil_00000000000000000000000001"
+	err := b.service.change(t.Context(), func() ([]ledger.Write, error) {
+		return []ledger.Write{{Item: ledger.Item{Key: record.SilenceKey(kept), Data: record.Encode(alert.Silence{ID: kept,
+			Matchers: []alert.Match{{Field: "rule", Op: alert.OpMatch, Value: "("}}, StartsAt: t0, EndsAt: t0.Add(time.Hour), Reason: "x"})}}}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.rule(each1h)
+	b.tell("x.bad", "a")
+	b.follow()
+	if n := b.reactor.Metrics.Read().Faulty; n != 1 || !strings.Contains(log.String(), kept) {
+		t.Errorf("counted %d, logged %s", n, log)
+	}
+	if d := cmp.Diff([]string{"0s firing eachmap[g:a] condition_holds"}, b.told()); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+}
+
 // A stream whose position cannot be read is judged from now on, by its groups as
 // they are kept.
 func TestPositionsThatCannotBeRead(t *testing.T) {

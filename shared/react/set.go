@@ -106,9 +106,14 @@ func (r *rules) load(ctx context.Context, st *record.Store, version int64, fault
 	}
 	var matchers []*alert.Matcher // past ones too: a stream may be behind, and its clock with it
 	for _, s := range silences {
-		if m, err := alert.CompileSilence(s); err == nil {
-			matchers = append(matchers, m)
+		m, err := alert.CompileSilence(s)
+		if err != nil {
+			if len(s.Matchers) > 0 { // else it could not be read, and was told
+				faulty("silence", s.ID, err)
+			}
+			continue
 		}
+		matchers = append(matchers, m)
 	}
 	r.set, r.mark, r.compiled = alert.NewSet(list, matchers, resting...), mark, kept
 	return r.set, mark, nil
@@ -120,7 +125,7 @@ func (r *Reactor) faulty(ctx context.Context) func(kind, name string, err error)
 		r.Metrics.faulty()
 		text := "a rule cannot be used: it judges nothing, and its alerts stay as they are"
 		if kind == "silence" {
-			text = "a silence cannot be read: it silences nothing until it is ended and made anew"
+			text = "a silence cannot be read or used: it silences nothing until it is ended and made anew"
 		}
 		r.Logger.ErrorContext(ctx, text, kind, name, "err", err)
 	}

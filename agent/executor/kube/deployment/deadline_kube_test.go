@@ -130,7 +130,7 @@ func TestUndoOfAPausedRollout(t *testing.T) {
 	l := s.lease(Roll(s.c), "Deployment", "web", string(d.UID), "on_failure")
 	s.must(l, "preflight", "restart")
 	s.change("deployments", "web", `{"spec":{"paused":true}}`)
-	deadline := time.Now().Add(12 * time.Second)
+	deadline := time.Now().Add(20 * time.Second)
 	if o := l.by(s.ctx(), "wait", deadline); o.ErrorCode != codePaused || o.Class != operation.OutcomePermanent {
 		t.Fatalf("wait: %+v", o)
 	}

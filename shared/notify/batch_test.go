@@ -1,0 +1,293 @@
+package notify
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// newGate is a site that answers when it is opened, and not before.
+func newGate(t *testing.T, p *plane, status int) (s *site, open func()) {
+	t.Helper()
+	gate := make(chan struct{})
+	s = newSite(t, p, func(w http.ResponseWriter, r *http.Request, _ int) {
+		select {
+		case <-gate:
+			w.WriteHeader(status)
+		case <-r.Context().Done():
+		}
+	})
+	return s, func() { close(gate) }
+}
+
+// Alertmanagers that do not answer for long, refuse what they get or fail late hold up no
+// other of their cluster, however much there is to tell; what they answer in the end
+// counts, and a word that is out does not overtake a later one.
+func TestSlowOnesHoldUpNobody(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = 10 * time.Millisecond
+	slow, opens := newGate(t, p, 200)
+	refuses, ends := newGate(t, p, 400)
+	fails, breaks := newGate(t, p, 500)
+	up := newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{slow.URL, refuses.URL, fails.URL, up.URL}, Timeout: alert.Duration(MaxTimeout)})
+	var alerts []*alert.Alert
+	var all []string
+	for i := range pushRound + 10 {
+		alerts = append(alerts, p.alert(fmt.Sprintf("hot%03d", i)))
+		all = append(all, alerts[i].Rule)
+	}
+	p.tell(alert.TypeFiring, alerts...)
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- p.Deliver(t.Context(), record.LaneKey(r.ID)) }()
+	knows := func(what string, want []string) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+			got := up.firing(p.clock())
+			if slices.Equal(got, want) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s, the one that is up knows (-want +got):\n%s", what, cmp.Diff(want, got))
+			}
+		}
+	}
+	knows("they fire", all)
+	p.tell(alert.TypeResolved, alerts[0])
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	knows("one is over", all[1:])
+	select {
+	case err := <-done:
+		t.Fatalf("the lane was left while answers are waited for: %v", err)
+	default:
+	}
+	for _, s := range []*site{slow, refuses, fails} {
+		if n := len(s.all()); n != 1 {
+			t.Errorf("one that does not answer was asked %d times", n)
+		}
+	}
+	opens()
+	breaks()
+	ends()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range p.deliveries(r, Pending) {
+		if d.LastError != "/urls/1: answered 400" {
+			t.Errorf("%s: %q", d.Type, d.LastError)
+		}
+	}
+	held, err := p.Holds(t.Context(), r)
+	if err != nil || len(held[r.ID]) != 1 || held[r.ID][0].URL != fails.URL || held[r.ID][0].Fails != 1 || held[r.ID][0].Error != "answered 500" {
+		t.Errorf("held: %+v, %v", held, err)
+	}
+	p.change(&r, func(sp *Spec) { sp.URLs = []string{slow.URL, up.URL} })
+	if held, err = p.Holds(t.Context(), r); err != nil || len(held) != 0 {
+		t.Errorf("held when it is changed: %+v, %v", held, err)
+	}
+	p.patience = time.Minute
+	p.advance(time.Minute)
+	p.run()
+	if n := len(p.deliveries(r, Active)); n != len(alerts)-1 {
+		t.Errorf("%d are known, %+v", n, p.deliveries(r, Pending))
+	}
+}
+
+// One that is slow, but answers, is told all that fell due while it had not answered, as
+// soon as it has: nothing of it lapses there.
+func TestSlowOneIsToldWhatItMissed(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = time.Millisecond
+	slow, up, gate := newFake(t, p), newFake(t, p), make(chan struct{})
+	take := slow.answer
+	slow.answer = func(w http.ResponseWriter, r *http.Request, n int) {
+		select {
+		case <-gate:
+			take(w, r, n)
+		case <-r.Context().Done():
+		}
+	}
+	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{slow.URL, up.URL}, Timeout: alert.Duration(MaxTimeout)})
+	var alerts []*alert.Alert
+	for i := range pushRound + 50 {
+		alerts = append(alerts, p.alert(fmt.Sprintf("hot%03d", i)))
+	}
+	p.tell(alert.TypeFiring, alerts...)
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- p.Deliver(t.Context(), record.LaneKey(r.ID)) }()
+	for len(up.firing(p.clock())) < len(alerts) || len(slow.all()) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	gate <- struct{}{}
+	for len(slow.all()) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	close(gate)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if n, m := len(slow.firing(p.clock())), len(p.deliveries(r, Active)); n != len(alerts) || m != len(alerts) {
+		t.Errorf("it knows %d, and %d are active, of %d; %+v", n, m, len(alerts), p.deliveries(r, Pending))
+	}
+}
+
+// A late answer counts, unless there is something else to tell by then.
+func TestLateAnswers(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = time.Millisecond
+	slow, opens := newGate(t, p, 200)
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{slow.URL}, Timeout: alert.Duration(MaxTimeout)})
+	hot, over := p.alert("hot"), p.alert("over")
+	p.tell(alert.TypeFiring, hot, over)
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- p.Deliver(t.Context(), record.LaneKey(r.ID)) }()
+	for len(slow.all()) == 0 || slices.ContainsFunc(p.deliveries(r, ""), func(d Delivery) bool { return !d.Next.After(p.clock()) }) {
+		time.Sleep(time.Millisecond)
+	}
+	p.tell(alert.TypeResolved, over)
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	opens()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if d := p.deliveries(r, Active); len(d) != 1 || d[0].Rule != "hot" || d[0].Tries != 1 || d[0].LastStatus != 200 {
+		t.Errorf("active: %+v", d)
+	}
+	if d := p.deliveries(r, Delivered); len(d) != 1 || d[0].Rule != "over" || d[0].Type != alert.TypeResolved {
+		t.Errorf("over: %+v", p.deliveries(r, ""))
+	}
+}
+
+// Of a batch that is refused the good ones are found by halves, and one that refuses all is
+// not asked for each.
+func TestRefusedBatch(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		bad, most, taken int
+	}{"one": {1, 20, pushRound - 1}, "all": {pushRound, refusedTries, 0}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := setup(t)
+			am := newFake(t, p)
+			am.refuse = "bad"
+			r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+			for range 2 { // it is told of what fires
+				p.run()
+				p.advance(time.Minute)
+			}
+			var alerts []*alert.Alert
+			for i := range pushRound {
+				a := p.alert(fmt.Sprintf("a%d", i))
+				if i < c.bad {
+					a.Rule = "bad"
+					a.Group = map[string]string{"n": fmt.Sprint(i)}
+				}
+				alerts = append(alerts, a)
+			}
+			p.tell(alert.TypeFiring, alerts...)
+			p.run()
+			if n := len(am.all()); n > c.most {
+				t.Errorf("it was asked %d times", n)
+			}
+			if n := len(p.deliveries(r, Active)); n != c.taken {
+				t.Errorf("%d were taken, want %d", n, c.taken)
+			}
+		})
+	}
+}
+
+// What waits for an hour behind more than a round of what fires is told when the receiver
+// is changed.
+func TestChangeHastens(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	am, asks := newFake(t, p), false
+	take := am.answer
+	am.answer = func(w http.ResponseWriter, r *http.Request, n int) {
+		if asks {
+			w.Header().Set("Retry-After", "3600")
+			w.WriteHeader(503)
+			return
+		}
+		take(w, r, n)
+	}
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+	var alerts []*alert.Alert
+	for i := range pushRound + 50 {
+		alerts = append(alerts, p.alert(fmt.Sprintf("hot%03d", i)))
+	}
+	over := alerts[:40]
+	p.tell(alert.TypeFiring, alerts...)
+	p.run()
+	asks = true
+	p.tell(alert.TypeResolved, over...)
+	p.run()
+	p.advance(10 * time.Second)
+	p.run()
+	if d := p.deliveries(r, Pending); len(d) != len(over) || d[0].Next.Before(p.clock().Add(50*time.Minute)) {
+		t.Fatalf("%d wait", len(d))
+	}
+	asks = false
+	p.change(&r, func(sp *Spec) { sp.Labels = nil })
+	p.run()
+	if n := len(am.firing(p.clock())); n != len(alerts)-len(over) {
+		t.Errorf("%d fire there, want %d", n, len(alerts)-len(over))
+	}
+	if d := p.deliveries(r, Pending); len(d) != 0 {
+		t.Errorf("%d wait still: %+v", len(d), d[0])
+	}
+}
+
+// A webhook's round ends when its receiver is changed: the rest goes to where it leads now.
+func TestChangeEndsARound(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	was, opens := newGate(t, p, 200)
+	is := newSite(t, p, nil)
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: was.URL, Timeout: alert.Duration(MaxTimeout)})
+	var alerts []*alert.Alert
+	for i := range webhookRound {
+		alerts = append(alerts, p.alert(fmt.Sprintf("a%d", i)))
+	}
+	p.tell(alert.TypeFiring, alerts...)
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- p.Deliver(t.Context(), record.LaneKey(r.ID)) }()
+	for len(was.all()) < perHost {
+		time.Sleep(time.Millisecond)
+	}
+	p.change(&r, func(sp *Spec) { sp.URL = is.URL })
+	<-time.After(lookAgain) // it looks no sooner
+	opens()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if n, m := len(was.all()), len(is.all()); n != perHost || m != webhookRound-perHost {
+		t.Errorf("%d went to where it led, %d to where it leads", n, m)
+	}
+}

@@ -1,0 +1,73 @@
+package notify
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// hasten says how far what waits for a later time was gone through since a receiver was
+// changed: what was refused may be taken by now, and what an Alertmanager knows to fire
+// may have ended while nobody told it.
+type hasten struct {
+	// Began is when that began; zero: it is over.
+	Began time.Time `json:"began,omitzero"`
+	// After is how far it is, in the receiver's outbox.
+	After string `json:"after,omitempty"`
+}
+
+// hastenPage is how many messages are looked at in one round: each is three writes, and a
+// commit has at most ledger.MaxWrites.
+const hastenPage = 3 * hastenAtOnce
+
+const hastenAtOnce = ledger.MaxWrites / 3
+
+// hasten makes a page due of what waits of a receiver that was changed. true: there may be
+// more, which goes before anything is sent.
+func (s *Service) hasten(ctx context.Context, h *held, r *target, now time.Time) (more bool, err error) {
+	st := h.lane.Hasten
+	if st.Began.IsZero() {
+		return false, nil
+	}
+	_, to := record.PendingSpan()
+	p, err := s.Store.Ledger.Query(ctx, ledger.Query{PK: record.OutboxPK(r.ID), From: record.PendingKey(r.ID, st.Began, 0, "").SK, To: to,
+		After: st.After, Limit: hastenPage})
+	if err != nil {
+		return false, fmt.Errorf("read what waits: %w", err)
+	}
+	var keys []ledger.Key
+	for _, it := range p.Items {
+		keys = append(keys, record.DeliveryKey(r.ID, record.PendingOf(it.Key)))
+	}
+	items, err := s.getMany(ctx, keys)
+	if err != nil {
+		return false, fmt.Errorf("read deliveries: %w", err)
+	}
+	var writes [][]ledger.Write
+	for i, it := range p.Items {
+		d, err := decodeDelivery(items[keys[i]])
+		if err != nil || !d.open() || d.pointer() != it.Key { // pending tells, when it is due
+			continue
+		}
+		if d.LastAt.Before(st.Began) && d.Next.After(now) {
+			n := *d
+			n.Next = now
+			writes = append(writes, moved(d, &n))
+		}
+	}
+	for some := range slices.Chunk(writes, hastenAtOnce) {
+		if err := s.Store.Ledger.Commit(ctx, slices.Concat(some...)...); err != nil {
+			return false, fmt.Errorf("have what waits be due: %w", err)
+		}
+	}
+	if p.Next == "" {
+		h.lane.Hasten = hasten{} // kept with the lane
+		return false, nil
+	}
+	h.lane.Hasten.After = p.Next
+	return true, s.keep(ctx, h, r.lease())
+}

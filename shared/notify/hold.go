@@ -1,0 +1,145 @@
+package notify
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// hold says of an endpoint that it fails, or asked for a pause. Of a
+// cluster's Alertmanagers it keeps no other waiting.
+type hold struct {
+	Fails int       `json:"fails,omitempty"` // rounds in a row in which it took nothing
+	Until time.Time `json:"until"`           // when it is tried again
+	Error string    `json:"error"`
+}
+
+// Held is an endpoint of a receiver that fails, or asked for a pause.
+type Held struct {
+	URL   string    `json:"url"`
+	Fails int       `json:"fails" doc:"How often in a row it took nothing; 0: it did, and asked for a pause"`
+	Until time.Time `json:"until" doc:"Until when nothing is sent there"`
+	Error string    `json:"error" doc:"The last"`
+}
+
+// endpoint is a URL that messages go to, and its name in what is told of it: a URL may hold
+// what is secret.
+type endpoint struct {
+	url, name string
+	at        int // among several
+}
+
+// endpoints are where a receiver's messages go, each once.
+func (r *Receiver) endpoints() []endpoint {
+	if r.Kind == KindWebhook {
+		return []endpoint{{r.URL, "/url", 0}}
+	}
+	var out []endpoint
+	for i, u := range r.URLs {
+		if !slices.ContainsFunc(out, func(p endpoint) bool { return alertsURL(p.url) == alertsURL(u) }) {
+			out = append(out, endpoint{u, "/urls/" + strconv.Itoa(i), i})
+		}
+	}
+	return out
+}
+
+// failHold is for how long nothing is sent where so many rounds in a row failed.
+func failHold(fails int) time.Duration { return min(time.Second<<min(fails, 6), maxFailHold) }
+
+// heldUntil is when something may be sent to an endpoint again; zero: now.
+func (l *lane) heldUntil(to endpoint, now time.Time) time.Time {
+	if at := l.Holds[to.url].Until; isAhead(at, now) {
+		return at
+	}
+	return time.Time{}
+}
+
+// free tells whether there is an endpoint that something can be sent to, and if not when there
+// is, beside those that have not answered yet.
+func (h *held) free(r *target, now time.Time) (bool, time.Time) {
+	var next time.Time
+	for _, to := range r.endpoints() {
+		if h.asking[to.url] != nil {
+			continue
+		}
+		at := h.lane.heldUntil(to, now)
+		if at.IsZero() {
+			return true, at
+		}
+		next = sooner(next, at)
+	}
+	return false, next
+}
+
+// came takes over what came of messages to an endpoint: where it took none, or asked for a
+// pause, nothing is sent there for a while. An Alertmanager that refuses alerts is there.
+func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, answers []answer) {
+	was, now := h.lane.Holds[to.url], s.now()
+	next, pause, failed := hold{Error: "it asked for a pause"}, time.Duration(0), true
+	for _, a := range answers {
+		pause = max(pause, a.pause)
+		if a.taken() || r.Kind == KindAlertmanager && a.refused() {
+			failed = false
+		}
+	}
+	if failed {
+		next.Fails, next.Error = was.Fails+1, answers[len(answers)-1].err
+	}
+	switch {
+	case pause > 0:
+		next.Until = now.Add(min(pause, maxHold))
+	case failed:
+		next.Until = now.Add(min(s.spread(failHold(next.Fails)), maxFailHold))
+	}
+	if h.lane.Holds == nil {
+		h.lane.Holds = map[string]hold{}
+	}
+	if delete(h.lane.Holds, to.url); !next.Until.IsZero() {
+		h.lane.Holds[to.url] = next
+	}
+	if failed {
+		delete(h.missed, to.url) // it is tried later, with all that is due then
+	}
+	switch {
+	case failed && was.Fails == 0:
+		s.Logger.WarnContext(ctx, "a receiver takes nothing, and is tried again", "receiver", r.Name, "id", r.ID, "endpoint", to.name, "err", next.Error)
+	case !failed && was.Fails > 0:
+		s.Logger.InfoContext(ctx, "a receiver takes messages again", "receiver", r.Name, "id", r.ID, "endpoint", to.name, "failed", was.Fails)
+	}
+}
+
+// Holds are the endpoints of receivers that fail, or asked for a pause, by the receiver's id,
+// as they are said of it now: at most ledger.MaxWrites receivers.
+func (s *Service) Holds(ctx context.Context, rs ...Receiver) (map[string][]Held, error) {
+	var keys []ledger.Key
+	for i := range rs {
+		keys = append(keys, record.LaneKey(rs[i].ID))
+	}
+	items, err := s.Store.Ledger.GetMany(ctx, keys)
+	if err != nil {
+		return nil, fmt.Errorf("read lanes: %w", err)
+	}
+	out := map[string][]Held{}
+	for i := range rs {
+		r := &rs[i]
+		it, ok := items[record.LaneKey(r.ID)]
+		if !ok {
+			continue
+		}
+		l, err := record.Decode[lane](it)
+		if err != nil || l.Revision != r.Revision { // what was said before is of others
+			continue
+		}
+		for _, to := range r.endpoints() {
+			if is, ok := l.Holds[to.url]; ok && (is.Fails > 0 || isAhead(is.Until, s.now())) {
+				out[r.ID] = append(out[r.ID], Held{URL: to.url, Fails: is.Fails, Until: is.Until, Error: is.Error})
+			}
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,144 @@
+package notify
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/id"
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// answer is what came of one try.
+type answer struct {
+	status int
+	err    string        // "" is taken
+	pause  time.Duration // that the receiver asks for
+	gone   bool          // 410
+	body   string        // its beginning
+	// Of one of several Alertmanagers: where it is among them, and whether it was not
+	// asked, since it is held or has not answered yet.
+	at        int
+	held, out bool
+}
+
+func (a *answer) taken() bool { return a.err == "" }
+
+// refused tells whether an Alertmanager, or what is before it, does not take these alerts;
+// it is there.
+func (a *answer) refused() bool {
+	return a.status == http.StatusBadRequest || a.status == http.StatusRequestEntityTooLarge || a.status == http.StatusUnprocessableEntity
+}
+
+// settle keeps what came of one try.
+func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) error {
+	now := s.now()
+	n := *d
+	if d.LastError == "" {
+		n.Tries = 0 // none, or an Alertmanager's that was taken and is told again
+	}
+	n.Tries++
+	n.LastAt, n.LastStatus, n.LastError = now, a.status, a.err
+	switch {
+	case a.taken() && d.Push != nil && d.Push.EndsAt == nil:
+		n.State, n.Next = Active, now.Add(s.spread(resend))
+	case a.taken():
+		n.State, n.Next, n.DoneAt = Delivered, time.Time{}, now
+	default:
+		n.Next = s.nextTry(r, &n, now, a.pause)
+		if a.gone {
+			n.Next = time.Time{}
+		}
+		if n.Next.IsZero() {
+			n.State, n.DoneAt = Failed, now
+		}
+	}
+	s.Metrics.tried(d, &n, now)
+	if err := s.keepDelivery(ctx, r, d, &n); err != nil {
+		return err
+	}
+	if a.gone {
+		return s.disable(ctx, r.ID)
+	}
+	return nil
+}
+
+// keepDelivery commits a delivery's change, with its event when it was given up.
+func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery) error {
+	writes := moved(was, d)
+	var err error
+	if d.State != Failed {
+		err = s.Store.Ledger.Commit(ctx, writes...)
+	} else {
+		var e event.Event
+		e, err = s.fact(event.TypeNotifyFailed, &r.Receiver, event.NotifyFailedDetail{Delivery: d.ID, Event: d.Event, Alert: d.Alert, Rule: d.Rule,
+			Status: d.LastStatus, Error: d.LastError, Tries: d.Tries}, d.ID, strconv.Itoa(d.Redeliver), strconv.FormatInt(was.version, 10))
+		if err != nil {
+			return err
+		}
+		s.Logger.WarnContext(ctx, "a receiver could not be told", "receiver", r.Name, "delivery", d.ID, "tries", d.Tries, "status", d.LastStatus)
+		_, err = event.Append(ctx, s.Store.Ledger, event.PlaneStream, []event.Event{e}, func() ([]ledger.Write, error) { return writes, nil })
+	}
+	if err != nil {
+		return fmt.Errorf("keep delivery %s: %w", d.ID, err)
+	}
+	return nil
+}
+
+func (s *Service) fact(typ string, r *Receiver, detail any, parts ...string) (event.Event, error) {
+	e, err := event.New(typ, "", event.Subject{Kind: "receiver", ID: r.ID, Name: r.Name}, s.now(), Actor, detail, parts...)
+	if err != nil {
+		return e, fmt.Errorf("tell of receiver %s: %w", r.ID, err)
+	}
+	return e, nil
+}
+
+// disable ends what is told to a receiver that says that it is gone, until somebody
+// enables it.
+func (s *Service) disable(ctx context.Context, receiver string) error {
+	return s.change(ctx, func(all []Receiver) ([]Receiver, []ledger.Write, []event.Event, error) {
+		i, err := find(all, receiver)
+		if err != nil || all[i].Disabled != nil {
+			return nil, nil, nil, nil // deleted, or said before
+		}
+		r, now := &all[i], s.now()
+		r.Disabled = &Disabled{At: now, Reason: "it answered 410 Gone"}
+		e, err := s.fact(event.TypeNotifyDisabled, r, event.NotifyDisabledDetail{Reason: r.Disabled.Reason}, r.ID, strconv.FormatInt(r.Revision, 10))
+		return all, []ledger.Write{
+			{Expect: r.Revision, Item: receiverItem(r)},
+			record.AuditWrite(record.Audit{ID: id.New(id.Audit, now), At: now, Actor: Actor, Action: "receiver.disable", Resource: r.ID, Status: http.StatusOK, Reason: r.Disabled.Reason}),
+		}, []event.Event{e}, err
+	})
+}
+
+// spread is a pause with jitter: a tenth less to a tenth more.
+func (s *Service) spread(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.9 + 0.2*s.random()))
+}
+
+// nextTry is when to try again, or zero when that was the last time.
+func (s *Service) nextTry(r *target, d *Delivery, now time.Time, pause time.Duration) time.Time {
+	wait := resend
+	later := func(began time.Time) time.Time {
+		return slices.MaxFunc([]time.Time{began, d.RedeliveredAt, r.EnabledAt}, time.Time.Compare)
+	}
+	if d.Push != nil {
+		if d.Push.EndsAt != nil && now.Sub(later(*d.Push.EndsAt)) > resolvedFor {
+			return time.Time{}
+		}
+		if d.Tries <= len(pauses) {
+			wait = min(wait, pauses[d.Tries-1])
+		}
+	} else {
+		if d.Tries > len(pauses) || now.Sub(later(d.CreatedAt)) > maxAge {
+			return time.Time{}
+		}
+		wait = pauses[d.Tries-1]
+	}
+	return now.Add(max(s.spread(wait), min(pause, maxHold))).Truncate(time.Millisecond)
+}
