@@ -1,10 +1,8 @@
 package notify
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -13,31 +11,12 @@ import (
 	"github.com/opsplane/opsplane/shared/record"
 )
 
-const (
-	// patience is for how long a batch holds up the next one, and for how long one that is
-	// refused is tried in parts, in at most refusedTries requests. An Alertmanager that
-	// takes longer to answer has its whole timeout, and gets nothing else meanwhile.
-	patience     = 5 * time.Second
-	refusedTries = 64
-	// lookAgain is how often it is looked for something new to send while nothing but
-	// such answers is waited for.
-	lookAgain = time.Second
-)
-
 // batch is what Alertmanagers are told in one round. An alert is taken when all of them
 // took it: to those that did, the next time is only one more.
 type batch struct {
-	due       []*Delivery // nil: another message is in its place by now
-	answers   []answer    // what came of each so far
-	open      int         // Alertmanagers that have not answered
-	postponed bool
-}
-
-// reply is what one Alertmanager answers to a batch.
-type reply struct {
-	to      endpoint
-	of      *batch
-	answers []answer
+	due     []*Delivery // nil: another message is in its place by now
+	answers []answer    // what came of each so far
+	open    int         // Alertmanagers that have not answered
 }
 
 func newBatch(due []*Delivery) *batch {
@@ -66,13 +45,17 @@ func (a *answer) weight() int {
 	switch {
 	case a.taken():
 		return 0
-	case a.out:
+	case a.missed:
 		return 1
-	case a.held:
+	case a.notAsked:
 		return 2
 	}
 	return 3
 }
+
+// missedIt is what came of messages at an Alertmanager that has not answered what it was
+// told before.
+var missedIt = answer{err: "it has not answered yet", missed: true}
 
 // push sends alerts to all of a receiver's Alertmanagers at once, but to those that are
 // held or have not answered yet, and keeps what came of them. What is not answered within
@@ -86,26 +69,27 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 	}
 	b, now := newBatch(due), s.now()
 	for _, to := range r.endpoints() {
+		until := h.lane.heldUntil(to, now)
 		switch {
-		case h.asking[to.url] != nil:
-			h.miss(to, due)
-			b.add(r, to, slices.Repeat([]answer{{err: "it has not answered yet", out: true}}, len(due)))
-		case !h.lane.heldUntil(to, now).IsZero():
-			b.add(r, to, slices.Repeat([]answer{{err: "not asked: " + h.lane.Holds[to.url].Error, held: true}}, len(due)))
+		case h.asks.waitsFor(to):
+			h.asks.miss(to, due)
+			b.add(r, to, slices.Repeat([]answer{missedIt}, len(due)))
+		case !until.IsZero():
+			b.add(r, to, slices.Repeat([]answer{{err: "not asked: " + h.lane.Holds[to.url].Error, notAsked: true, until: until}}, len(due)))
 		default:
-			s.ask(ctx, h, r, to, b, now)
+			s.ask(ctx, h.asks, r, to, b, now)
 		}
 	}
 	late := time.NewTimer(s.waits())
 	defer late.Stop()
 	for b.open > 0 {
 		select {
-		case a := <-h.answered:
+		case a := <-h.asks.replies:
 			if err := s.answered(ctx, h, r, a); err != nil {
 				return err
 			}
 		case <-late.C:
-			return s.postpone(ctx, r, b)
+			return each(due, func(i int, _ *Delivery) error { return s.postpone(ctx, r, b, i, resend) })
 		case <-ctx.Done():
 			return nil
 		}
@@ -113,103 +97,82 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 	return nil
 }
 
-// waits is patience.
-func (s *Service) waits() time.Duration { return cmp.Or(s.patience, patience) }
-
-// ask begins a request to one Alertmanager, whose reply comes by h.answered.
-func (s *Service) ask(ctx context.Context, h *held, r *target, to endpoint, b *batch, now time.Time) {
-	within := r.longest()
-	if at, ok := ctx.Deadline(); ok {
-		within = min(within, time.Until(at)-keepWithin)
+// replies takes over the replies that are there.
+func (s *Service) replies(ctx context.Context, h *held, r *target) error {
+	for {
+		a, ok := h.asks.take()
+		if !ok {
+			return nil
+		}
+		if err := s.answered(ctx, h, r, a); err != nil {
+			return err
+		}
 	}
-	one, cancel := context.WithTimeout(ctx, within)
-	h.asking[to.url] = cancel
-	h.missed[to.url] = slices.DeleteFunc(h.missed[to.url], func(id string) bool {
-		return slices.ContainsFunc(b.due, func(d *Delivery) bool { return d.ID == id })
-	})
-	b.open++
-	due := slices.Clone(b.due)
-	go func() { h.answered <- reply{to, b, s.pushTo(one, r, to, due, now)} }()
 }
 
 // answered takes over a reply. With the last of its batch, what came of it is kept.
 func (s *Service) answered(ctx context.Context, h *held, r *target, a reply) error {
-	h.asking[a.to.url]()
-	delete(h.asking, a.to.url)
+	h.asks.over(a.to)
 	if ctx.Err() != nil {
 		return nil // it was cut off
 	}
-	s.came(ctx, h, r, a.to, a.answers)
+	if a.cut {
+		h.asks.miss(a.to, a.of.due)
+		a.answers = slices.Repeat([]answer{missedIt}, len(a.answers))
+	} else {
+		s.came(ctx, h, r, a.to, a.answers)
+	}
 	a.of.add(r, a.to, a.answers)
 	if a.of.open--; a.of.open > 0 {
 		return nil
 	}
 	return each(a.of.due, func(i int, d *Delivery) error {
-		if !a.of.answers[i].out {
-			return unlessOther(s.settle(ctx, r, d, a.of.answers[i]))
+		if a.of.answers[i].missed { // it is told those that have not answered when they have
+			return s.postpone(ctx, r, a.of, i, missedAgain)
 		}
-		if a.of.postponed { // it is told those that have not answered when they have
-			return nil
-		}
-		return unlessOther(s.postponeOne(ctx, r, a.of, i))
+		return unlessOther(s.settle(ctx, r, d, a.of.answers[i]), d)
 	})
-}
-
-// replies takes over the answers that are there.
-func (s *Service) replies(ctx context.Context, h *held, r *target) error {
-	for {
-		select {
-		case a := <-h.answered:
-			if err := s.answered(ctx, h, r, a); err != nil {
-				return err
-			}
-		default:
-			return nil
-		}
-	}
 }
 
 // unlessOther is the error of keeping what came of a message, unless there is another in
 // its place by now.
-func unlessOther(err error) error {
-	if errors.Is(err, ledger.ErrConflict) {
+func unlessOther(err error, d *Delivery) error {
+	if c, ok := errors.AsType[*ledger.ConflictError](err); ok && slices.Contains(c.Keys, record.DeliveryKey(d.Receiver, d.ID)) {
 		return nil
 	}
 	return err
 }
 
-// miss notes what falls due while an Alertmanager has not answered: it is told that when it
-// has.
-func (h *held) miss(to endpoint, due []*Delivery) {
-	ids := h.missed[to.url]
-	for _, d := range due {
-		if !slices.Contains(ids, d.ID) {
-			ids = append(ids, d.ID)
-		}
+// postpone has a message of a batch be due in a while, should nobody be there to take over
+// what comes of it: the process may end before.
+func (s *Service) postpone(ctx context.Context, r *target, b *batch, i int, d time.Duration) error {
+	was := b.due[i]
+	n := *was
+	n.Next = s.now().Add(d)
+	err := s.keepDelivery(ctx, r, was, &n)
+	n.version++
+	if b.due[i] = &n; err != nil {
+		b.due[i] = nil
 	}
-	h.missed[to.url] = ids
+	return unlessOther(err, was)
 }
 
 // missed are messages that an Alertmanager missed while it had not answered, and can be
 // told by now, as they are now.
 func (s *Service) missed(ctx context.Context, h *held, r *target, limit int, now time.Time) (due []*Delivery, err error) {
 	for _, to := range r.endpoints() {
-		ids := h.missed[to.url]
-		if h.asking[to.url] != nil || !h.lane.heldUntil(to, now).IsZero() || len(ids) == 0 {
+		ids := h.asks.missed[to.url]
+		if h.asks.waitsFor(to) || !h.lane.heldUntil(to, now).IsZero() {
 			continue
 		}
 		some := ids[:min(len(ids), limit)]
-		h.missed[to.url] = ids[len(some):]
-		var keys []ledger.Key
-		for _, id := range some {
-			keys = append(keys, record.DeliveryKey(r.ID, id))
-		}
-		items, err := s.getMany(ctx, keys)
+		h.asks.missed[to.url] = ids[len(some):]
+		all, err := s.readOpen(ctx, r, some)
 		if err != nil {
 			return nil, err
 		}
-		for _, k := range keys {
-			if d, err := decodeDelivery(items[k]); err == nil && d.open() && r.sendable(d) {
+		for _, id := range some {
+			if d := all[id]; d != nil {
 				due = append(due, d)
 			}
 		}
@@ -220,22 +183,24 @@ func (s *Service) missed(ctx context.Context, h *held, r *target, limit int, now
 	return due, nil
 }
 
-// postpone has the messages of a batch that waits for answers be due later, should nobody
-// be there to take those: the process may end before.
-func (s *Service) postpone(ctx context.Context, r *target, b *batch) error {
-	b.postponed = true
-	return each(b.due, func(i int, _ *Delivery) error { return unlessOther(s.postponeOne(ctx, r, b, i)) })
-}
-
-func (s *Service) postponeOne(ctx context.Context, r *target, b *batch, i int) error {
-	n := *b.due[i]
-	n.Next = s.now().Add(resend)
-	err := s.keepDelivery(ctx, r, b.due[i], &n)
-	n.version++
-	if b.due[i] = &n; err != nil {
-		b.due[i] = nil
+// readOpen reads those of a receiver's messages that are to be sent, by id, without those
+// that cannot be read.
+func (s *Service) readOpen(ctx context.Context, r *target, ids []string) (map[string]*Delivery, error) {
+	var keys []ledger.Key
+	for _, id := range ids {
+		keys = append(keys, record.DeliveryKey(r.ID, id))
 	}
-	return err
+	items, err := s.getMany(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]*Delivery{}
+	for _, it := range items {
+		if d, err := decodeDelivery(it); err == nil && d.open() && r.sendable(d) {
+			out[d.ID] = d
+		}
+	}
+	return out, nil
 }
 
 // each calls f for each of the deliveries that are not nil, several at once, and joins the
@@ -257,82 +222,20 @@ func each(ds []*Delivery, f func(i int, d *Delivery) error) error {
 	return errors.Join(errs...)
 }
 
-// drop cuts off what is not answered yet; those messages are due again, at the latest when
-// they were postponed to.
-func (h *held) drop() {
-	for _, cancel := range h.asking {
-		cancel()
-	}
-	for range h.asking {
-		<-h.answered
-	}
-	clear(h.asking)
-	clear(h.missed)
-}
-
-// rest waits until something is answered or there may be something new to send, while
-// answers are waited for. Else it leaves the lane until the time: false.
-func (s *Service) rest(ctx context.Context, h *held, r *target, until time.Time) (more bool, err error) {
-	if len(h.asking) == 0 {
-		return false, s.leave(ctx, h, until)
-	}
-	again := time.NewTimer(lookAgain)
-	defer again.Stop()
-	select {
-	case a := <-h.answered:
-		return true, s.answered(ctx, h, r, a)
-	case <-again.C:
-		return true, nil
-	case <-ctx.Done():
-		return false, nil
-	}
-}
-
-// pushTo sends alerts to one Alertmanager. Of what it refuses, halves are tried, as long as
-// that is not too long: the rest counts as refused.
-func (s *Service) pushTo(ctx context.Context, r *target, to endpoint, due []*Delivery, now time.Time) []answer {
-	type part struct{ from, to int }
-	var refused time.Time // when it was first
-	out, parts := make([]answer, len(due)), []part{{0, len(due)}}
-	for tries := 0; len(parts) > 0; tries++ {
-		p := parts[0]
-		parts = parts[1:]
-		if tries == refusedTries || !refused.IsZero() && time.Since(refused) > s.waits() {
-			break
-		}
-		a := s.post(ctx, &r.Receiver, alertsURL(to.url), http.Header{}, pushBody(due[p.from:p.to], now))
-		for i := p.from; i < p.to; i++ {
-			out[i] = a
-		}
-		if !a.refused() {
-			if !a.taken() {
-				break // it fails: what is left was refused
-			}
-			continue
-		}
-		if refused.IsZero() {
-			refused = time.Now()
-		}
-		if mid := (p.from + p.to) / 2; mid > p.from {
-			parts = append(parts, part{p.from, mid}, part{mid, p.to})
-		}
-	}
-	return out
-}
-
 // tryPush tells all of a receiver's Alertmanagers of an alert, once, and waits for them.
 func (s *Service) tryPush(ctx context.Context, r *target, p *push) answer {
-	h, b := newHeld(r.ID), newBatch([]*Delivery{{Push: p}})
-	if len(r.endpoints()) == 0 {
+	all, b := r.endpoints(), newBatch([]*Delivery{{Push: p}})
+	if len(all) == 0 {
 		return answer{err: "it has no URL"}
 	}
-	for _, to := range r.endpoints() {
-		s.ask(ctx, h, r, to, b, s.now())
+	answers := make([][]answer, len(all))
+	var wg sync.WaitGroup
+	for i, to := range all {
+		wg.Go(func() { answers[i] = s.pushTo(ctx, r, to, b.due, s.now()) })
 	}
-	for range r.endpoints() {
-		a := <-h.answered
-		h.asking[a.to.url]()
-		b.add(r, a.to, a.answers)
+	wg.Wait()
+	for i, to := range all {
+		b.add(r, to, answers[i])
 	}
 	return b.answers[0]
 }

@@ -1,13 +1,12 @@
 package notify
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/record"
@@ -27,13 +26,30 @@ func newGate(t *testing.T, p *plane, status int) (s *site, open func()) {
 	return s, func() { close(gate) }
 }
 
+// eventually waits for something that others do.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+// delivering sends what is due to a receiver, beside the test.
+func (p *plane) delivering(r Receiver) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- p.Deliver(p.t.Context(), record.LaneKey(r.ID)) }()
+	return done
+}
+
 // Alertmanagers that do not answer for long, refuse what they get or fail late hold up no
 // other of their cluster, however much there is to tell; what they answer in the end
 // counts, and a word that is out does not overtake a later one.
 func TestSlowOnesHoldUpNobody(t *testing.T) {
 	t.Parallel()
 	p := setup(t)
-	p.patience = 10 * time.Millisecond
+	p.patience, p.pushMost = 10*time.Millisecond, 20
 	slow, opens := newGate(t, p, 200)
 	refuses, ends := newGate(t, p, 400)
 	fails, breaks := newGate(t, p, 500)
@@ -41,7 +57,7 @@ func TestSlowOnesHoldUpNobody(t *testing.T) {
 	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{slow.URL, refuses.URL, fails.URL, up.URL}, Timeout: alert.Duration(MaxTimeout)})
 	var alerts []*alert.Alert
 	var all []string
-	for i := range pushRound + 10 {
+	for i := range 45 {
 		alerts = append(alerts, p.alert(fmt.Sprintf("hot%03d", i)))
 		all = append(all, alerts[i].Rule)
 	}
@@ -49,26 +65,13 @@ func TestSlowOnesHoldUpNobody(t *testing.T) {
 	if err := p.Follow(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan error)
-	go func() { done <- p.Deliver(t.Context(), record.LaneKey(r.ID)) }()
-	knows := func(what string, want []string) {
-		t.Helper()
-		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-			got := up.firing(p.clock())
-			if slices.Equal(got, want) {
-				return
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%s, the one that is up knows (-want +got):\n%s", what, cmp.Diff(want, got))
-			}
-		}
-	}
-	knows("they fire", all)
+	done := p.delivering(r)
+	eventually(t, "the one that is up knows what fires", func() bool { return slices.Equal(all, up.firing(p.clock())) })
 	p.tell(alert.TypeResolved, alerts[0])
 	if err := p.Follow(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
-	knows("one is over", all[1:])
+	eventually(t, "the one that is up knows that one is over", func() bool { return slices.Equal(all[1:], up.firing(p.clock())) })
 	select {
 	case err := <-done:
 		t.Fatalf("the lane was left while answers are waited for: %v", err)
@@ -84,6 +87,9 @@ func TestSlowOnesHoldUpNobody(t *testing.T) {
 	ends()
 	if err := <-done; err != nil {
 		t.Fatal(err)
+	}
+	if n, m := len(p.deliveries(r, Pending)), len(slow.all()); n != len(alerts) || m < 3 {
+		t.Errorf("%d wait, of %d; the slow one was asked %d times", n, len(alerts), m)
 	}
 	for _, d := range p.deliveries(r, Pending) {
 		if d.LastError != "/urls/1: answered 400" {
@@ -111,7 +117,7 @@ func TestSlowOnesHoldUpNobody(t *testing.T) {
 func TestSlowOneIsToldWhatItMissed(t *testing.T) {
 	t.Parallel()
 	p := setup(t)
-	p.patience = time.Millisecond
+	p.patience, p.pushMost = time.Millisecond, 20
 	slow, up, gate := newFake(t, p), newFake(t, p), make(chan struct{})
 	take := slow.answer
 	slow.answer = func(w http.ResponseWriter, r *http.Request, n int) {
@@ -123,22 +129,17 @@ func TestSlowOneIsToldWhatItMissed(t *testing.T) {
 	}
 	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{slow.URL, up.URL}, Timeout: alert.Duration(MaxTimeout)})
 	var alerts []*alert.Alert
-	for i := range pushRound + 50 {
+	for i := range 30 {
 		alerts = append(alerts, p.alert(fmt.Sprintf("hot%03d", i)))
 	}
 	p.tell(alert.TypeFiring, alerts...)
 	if err := p.Follow(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan error)
-	go func() { done <- p.Deliver(t.Context(), record.LaneKey(r.ID)) }()
-	for len(up.firing(p.clock())) < len(alerts) || len(slow.all()) == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	done := p.delivering(r)
+	eventually(t, "the other one knows all", func() bool { return len(up.firing(p.clock())) == len(alerts) && len(slow.all()) > 0 })
 	gate <- struct{}{}
-	for len(slow.all()) < 2 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "it is told more", func() bool { return len(slow.all()) > 1 })
 	close(gate)
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -160,11 +161,10 @@ func TestLateAnswers(t *testing.T) {
 	if err := p.Follow(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan error)
-	go func() { done <- p.Deliver(t.Context(), record.LaneKey(r.ID)) }()
-	for len(slow.all()) == 0 || slices.ContainsFunc(p.deliveries(r, ""), func(d Delivery) bool { return !d.Next.After(p.clock()) }) {
-		time.Sleep(time.Millisecond)
-	}
+	done := p.delivering(r)
+	eventually(t, "it is told, and does not answer", func() bool {
+		return len(slow.all()) > 0 && !slices.ContainsFunc(p.deliveries(r, ""), func(d Delivery) bool { return !d.Next.After(p.clock()) })
+	})
 	p.tell(alert.TypeResolved, over)
 	if err := p.Follow(t.Context(), stream); err != nil {
 		t.Fatal(err)
@@ -224,6 +224,7 @@ func TestRefusedBatch(t *testing.T) {
 func TestChangeHastens(t *testing.T) {
 	t.Parallel()
 	p := setup(t)
+	p.pushMost = 20
 	am, asks := newFake(t, p), false
 	take := am.answer
 	am.answer = func(w http.ResponseWriter, r *http.Request, n int) {
@@ -236,10 +237,10 @@ func TestChangeHastens(t *testing.T) {
 	}
 	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
 	var alerts []*alert.Alert
-	for i := range pushRound + 50 {
+	for i := range hastenPage + 60 {
 		alerts = append(alerts, p.alert(fmt.Sprintf("hot%03d", i)))
 	}
-	over := alerts[:40]
+	over := alerts[:p.pushMost]
 	p.tell(alert.TypeFiring, alerts...)
 	p.run()
 	asks = true
@@ -276,11 +277,8 @@ func TestChangeEndsARound(t *testing.T) {
 	if err := p.Follow(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan error)
-	go func() { done <- p.Deliver(t.Context(), record.LaneKey(r.ID)) }()
-	for len(was.all()) < perHost {
-		time.Sleep(time.Millisecond)
-	}
+	done := p.delivering(r)
+	eventually(t, "as many as go at once are out", func() bool { return len(was.all()) == perHost })
 	p.change(&r, func(sp *Spec) { sp.URL = is.URL })
 	<-time.After(lookAgain) // it looks no sooner
 	opens()
@@ -289,5 +287,118 @@ func TestChangeEndsARound(t *testing.T) {
 	}
 	if n, m := len(was.all()), len(is.all()); n != perHost || m != webhookRound-perHost {
 		t.Errorf("%d went to where it led, %d to where it leads", n, m)
+	}
+}
+
+// While one does not answer, the others are told to the end of the time that there is; what
+// is cut off by it is not held against anybody, and told by whoever comes next.
+func TestDeadlineWithASlowOne(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = time.Millisecond
+	slow, opens := newGate(t, p, 200)
+	up := newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{slow.URL, up.URL}, Timeout: alert.Duration(MaxTimeout)})
+	a := p.alert("hot")
+	p.tell(alert.TypeFiring, a)
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second+keepWithin) // less than a timeout
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- p.Deliver(ctx, record.LaneKey(r.ID)) }()
+	eventually(t, "the one that is up knows it", func() bool { return len(up.firing(p.clock())) == 1 })
+	p.tell(alert.TypeResolved, a)
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the one that is up knows that it is over", func() bool { return len(up.firing(p.clock())) == 0 })
+	select {
+	case err := <-done:
+		t.Fatalf("it ended before: %v", err)
+	default:
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if held, err := p.Holds(t.Context(), r); err != nil || len(held) != 0 {
+		t.Errorf("held: %+v, %v", held, err)
+	}
+	opens()
+	p.patience = time.Minute
+	p.advance(missedAgain)
+	p.serve()
+	if d := p.deliveries(r, Delivered); len(d) != 1 || d[0].Tries != 1 {
+		t.Errorf("%+v", p.deliveries(r, ""))
+	}
+}
+
+// What one missed that fails in the end is told soon after.
+func TestMissedByOneThatFails(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = time.Millisecond
+	fails, breaks := newGate(t, p, 500)
+	up := newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{fails.URL, up.URL}, Timeout: alert.Duration(MaxTimeout)})
+	p.tell(alert.TypeFiring, p.alert("first"))
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	done := p.delivering(r)
+	eventually(t, "it is asked", func() bool { return len(fails.all()) == 1 })
+	p.tell(alert.TypeFiring, p.alert("second"))
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the other one knows both", func() bool { return len(up.firing(p.clock())) == 2 })
+	breaks()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range p.deliveries(r, "") {
+		if d.State != Pending || d.Next.After(p.clock().Add(missedAgain)) {
+			t.Errorf("%s is %s, and due in %s", d.Rule, d.State, d.Next.Sub(p.clock()))
+		}
+	}
+}
+
+// That one is held is no try of what waits for it, and no reason to tell the others more
+// often than they need; it is given up as what is tried is.
+func TestNotAskedIsNoTry(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	down, up := newSite(t, p, func(w http.ResponseWriter, _ *http.Request, _ int) {
+		w.Header().Set("Retry-After", "3600")
+		w.WriteHeader(503)
+	}), newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{down.URL, up.URL}})
+	a := p.alert("hot")
+	p.tell(alert.TypeFiring, p.alert("first"))
+	p.run()
+	p.advance(time.Minute)
+	p.tell(alert.TypeFiring, a)
+	before := p.Metrics.Read()
+	n := len(up.all())
+	for range 30 {
+		p.run()
+		p.advance(10 * time.Second)
+	}
+	for _, d := range p.deliveries(r, Pending) {
+		if d.Rule == "hot" && (d.Tries != 0 || d.LastError != "/urls/0: not asked: answered 503") {
+			t.Errorf("%d tries, %s", d.Tries, d.LastError)
+		}
+	}
+	if got := p.Metrics.Read(); got.Failed != before.Failed || len(up.all())-n > 12 {
+		t.Errorf("%d tries failed, %d pushes", got.Failed-before.Failed, len(up.all())-n)
+	}
+	p.tell(alert.TypeResolved, a)
+	for range 20 {
+		p.run()
+		p.advance(time.Minute)
+	}
+	if d := p.deliveries(r, Failed); len(d) != 1 || d[0].Rule != "hot" {
+		t.Errorf("given up: %+v", d)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,12 +29,13 @@ func TestFits(t *testing.T) {
 		{KindWebhook, MaxTimeout, 33 * time.Second, perHost},
 		{KindWebhook, MinTimeout, 35 * time.Second, 33 * perHost},
 		{KindWebhook, 0, -time.Second, 0},
-		{KindAlertmanager, MaxTimeout, 31 * time.Second, 0},
-		{KindAlertmanager, MaxTimeout, 33 * time.Second, pushRound},
-		{KindAlertmanager, MinTimeout, 33 * time.Second, pushRound},
+		{KindAlertmanager, MaxTimeout, patience + keepWithin - 1, 0},
+		{KindAlertmanager, MaxTimeout, patience + keepWithin, pushRound},
+		{KindAlertmanager, MinTimeout, MinTimeout + keepWithin - 1, 0},
+		{KindAlertmanager, MinTimeout, MinTimeout + keepWithin, pushRound},
 	} {
 		r := &target{ready: &ready{Receiver: Receiver{Spec: Spec{Kind: c.kind, Timeout: alert.Duration(c.timeout)}}}}
-		if got := r.fits(c.left); got != c.want {
+		if got := r.fits(c.left, patience); got != c.want {
 			t.Errorf("%s with a timeout of %s: %d fit in %s, want %d", c.kind, c.timeout, got, c.left, c.want)
 		}
 	}
@@ -95,10 +98,19 @@ func TestShortOfTime(t *testing.T) {
 func TestAlertmanagersAtOnce(t *testing.T) {
 	t.Parallel()
 	p := setup(t)
-	stuck := newSite(t, p, func(_ http.ResponseWriter, rq *http.Request, _ int) { <-rq.Context().Done() })
+	var at atomic.Int32
+	var once sync.Once
+	together := make(chan struct{})
+	stuck := newSite(t, p, func(_ http.ResponseWriter, rq *http.Request, _ int) {
+		if at.Add(1) == 4 {
+			once.Do(func() { close(together) })
+		}
+		<-rq.Context().Done()
+		at.Add(-1)
+	})
 	am := newFake(t, p)
 	urls := []string{stuck.URL + "/1", stuck.URL + "/2", stuck.URL + "/3", stuck.URL + "/4", am.URL}
-	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: urls, Timeout: alert.Duration(5 * time.Second)})
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: urls, Timeout: alert.Duration(3 * time.Second)})
 	p.tell(alert.TypeFiring, p.alert("hot"))
 	if err := p.Follow(t.Context(), stream); err != nil {
 		t.Fatal(err)
@@ -106,8 +118,13 @@ func TestAlertmanagersAtOnce(t *testing.T) {
 	if err := p.Deliver(t.Context(), record.LaneKey(r.ID)); err != nil {
 		t.Fatal(err)
 	}
-	if n, m := len(stuck.all()), len(am.firing(p.clock())); n != 4 || m != 1 {
-		t.Errorf("%d of the stuck ones were asked, %d alerts reached the other", n, m)
+	select {
+	case <-together:
+	default:
+		t.Error("the stuck ones were not asked at once")
+	}
+	if n := len(am.firing(p.clock())); n != 1 {
+		t.Errorf("%d alerts reached the other", n)
 	}
 	if d := p.deliveries(r, Pending); len(d) != 1 || d[0].LastError != "/urls/0: no answer in time" {
 		t.Errorf("deliveries %+v", d)

@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,80 +57,99 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 	if err != nil || h == nil {
 		return err
 	}
-	defer h.drop()
+	defer h.asks.drop()
 	for {
-		more, err := s.round(ctx, h)
+		next, err := s.round(ctx, h)
 		if ctx.Err() != nil { // what was cut off is tried by whoever comes next
-			h.drop()
+			h.asks.drop()
 			after, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepWithin)
 			defer cancel()
-			if ok, aerr := s.again(after, h); aerr != nil || !ok {
-				return errors.Join(err, aerr)
-			}
-			return s.leave(after, h, s.now())
+			return s.giveBack(after, h, s.now())
 		}
-		if errors.Is(err, ledger.ErrConflict) {
-			if more, err = s.again(ctx, h); !more && err == nil {
-				return nil // another has it
+		var mine bool
+		switch {
+		case err != nil && !errors.Is(err, ledger.ErrConflict):
+		case err == nil && next.gone:
+			return nil
+		case err == nil && next.leave && len(h.asks.out) == 0:
+			if err = s.leave(ctx, h, next.until); err == nil {
+				return nil
 			}
-			if err == nil {
-				err = unlessOther(s.keep(ctx, h, lease)) // else it is written after the next round
+			if errors.Is(err, ledger.ErrConflict) { // there is something new, or another has it
+				mine, err = s.again(ctx, h)
+			}
+		default:
+			wait := err == nil && next.leave
+			if wait {
+				h.asks.await(ctx)
+			}
+			if mine = true; !wait || h.lane.Lease.Sub(s.now()) < h.lease/2 {
+				mine, err = s.own(ctx, h, func() error { return s.keep(ctx, h) })
 			}
 		}
-		if err != nil {
-			h.drop()
-			if ok, aerr := s.again(ctx, h); aerr == nil && ok {
-				_ = s.leave(ctx, h, s.now().Add(againAfter)) // else its lease ends
-			}
+		switch {
+		case ctx.Err() != nil: // the next round tells
+		case err != nil:
+			h.asks.drop()
+			_ = s.giveBack(ctx, h, s.now().Add(againAfter)) // else its lease ends
 			return fmt.Errorf("deliver to %s: %w", receiver, err)
-		}
-		if !more {
+		case !mine:
 			return nil
 		}
 	}
 }
 
-// round sends one round of what is due. false: the lane was left.
-func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
+// then says how a lane goes on after a round: with another one; not before the time, or,
+// where that is zero, before something is due; or not at all.
+type then struct {
+	leave bool
+	until time.Time
+	gone  bool
+}
+
+// round sends one round of what is due.
+func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	r, err := s.target(ctx, h.receiver)
 	switch {
 	case errors.Is(err, ledger.ErrNotFound):
-		h.drop()
-		return s.purge(ctx, h)
+		h.asks.drop()
+		return then{gone: true}, s.purge(ctx, h)
 	case err != nil:
-		return false, err
+		return then{}, err
 	case r.broken:
-		h.drop()
-		return false, s.leave(ctx, h, s.now().Add(brokenAgain))
+		h.asks.drop()
+		return then{leave: true, until: s.now().Add(brokenAgain)}, nil
 	case !r.Active():
-		h.drop()
-		return false, s.leave(ctx, h, time.Time{})
+		h.asks.drop()
+		return then{leave: true}, nil
 	}
 	now := s.now()
+	h.lease = r.lease()
 	if h.lane.Revision != r.Revision {
-		h.drop()
+		h.asks.only(r.endpoints())
 		h.lane.Revision, h.lane.Holds, h.lane.Hasten = r.Revision, nil, hasten{Began: now}
+		return then{}, nil // the lease may be another
 	}
 	if err := s.replies(ctx, h, r); err != nil {
-		return false, err
+		return then{}, err
 	}
 	if ok, at := h.free(r, now); !ok {
-		return s.rest(ctx, h, r, at)
+		return then{leave: true, until: at}, nil
 	}
 	limit := webhookRound
 	switch {
 	case r.Kind == KindAlertmanager:
-		limit = pushRound
+		limit = cmp.Or(s.pushMost, pushRound)
 	case h.lane.Holds[r.URL].Fails > 0:
 		limit = probeRound
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		if limit = min(limit, r.fits(time.Until(deadline))); limit == 0 {
-			return s.rest(ctx, h, r, now)
+		if limit = min(limit, r.fits(time.Until(deadline), s.waits())); limit == 0 {
+			return then{leave: true, until: now}, nil
 		}
 	}
 	if more, err := s.hasten(ctx, h, r, now); more || err != nil {
-		return more, err
+		return then{}, err
 	}
 	standing := s.tellStanding(ctx, h, r, now)
 	var next time.Time
@@ -137,33 +157,23 @@ func (s *Service) round(ctx context.Context, h *held) (more bool, err error) {
 	if len(due) == 0 && err == nil {
 		due, next, err = s.pending(ctx, r, limit, now)
 	}
-	if err != nil {
-		return false, err
-	}
-	if len(due) == 0 && isDue(standing, now) {
-		return true, s.keep(ctx, h, r.lease())
-	}
-	if len(due) == 0 && len(h.asking) > 0 {
-		return s.rest(ctx, h, r, now)
-	}
-	if len(due) == 0 {
-		if err := s.tidy(ctx, h, now); err != nil {
-			return false, err
+	switch {
+	case err != nil:
+		return then{}, err
+	case len(due) == 0 && isDue(standing, now):
+		return then{}, nil
+	case len(due) == 0:
+		if len(h.asks.out) == 0 {
+			err = s.tidy(ctx, h, now)
 		}
-		return false, s.leave(ctx, h, sooner(next, standing))
+		return then{leave: true, until: sooner(next, standing)}, err
+	case r.Kind == KindWebhook:
+		return then{}, s.send(ctx, h, r, due)
 	}
-	if r.Kind == KindAlertmanager {
-		if more, err := s.adopt(ctx, r, due, now); more || err != nil {
-			return more, err
-		}
-		err = s.push(ctx, h, r, due)
-	} else {
-		err = s.send(ctx, h, r, due)
+	if more, err := s.adopt(ctx, r, due, now); more || err != nil {
+		return then{}, err
 	}
-	if err != nil || ctx.Err() != nil {
-		return false, err
-	}
-	return true, s.keep(ctx, h, r.lease())
+	return then{}, s.push(ctx, h, r, due)
 }
 
 // sooner is the first of two times, either of which may be zero: never.
@@ -261,7 +271,7 @@ func (s *Service) send(ctx context.Context, h *held, r *target, due []*Delivery)
 		mu.Lock()
 		answers = append(answers, a)
 		mu.Unlock()
-		return unlessOther(s.settle(ctx, r, d, a))
+		return unlessOther(s.settle(ctx, r, d, a), d)
 	})
 	if len(answers) > 0 {
 		s.came(ctx, h, r, r.endpoints()[0], answers)

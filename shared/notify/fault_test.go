@@ -296,7 +296,7 @@ func TestRelease(t *testing.T) {
 	if err := p.Follow(t.Context(), stream); err != nil {
 		t.Fatal(err)
 	}
-	dead := p.another(&crashing{Ledger: p.db, at: 2}) // it takes the lane, and what it sends it does not keep
+	dead := p.another(&crashing{Ledger: p.db, at: 3}) // it takes the lane and keeps it, and what it sends it does not keep
 	dead.roots = p.roots
 	if err := dead.Deliver(t.Context(), record.LaneKey(r.ID)); !errors.Is(err, errCrash) {
 		t.Fatalf("killed: %v", err)

@@ -39,21 +39,18 @@ func (s *Service) hasten(ctx context.Context, h *held, r *target, now time.Time)
 	if err != nil {
 		return false, fmt.Errorf("read what waits: %w", err)
 	}
-	var keys []ledger.Key
+	var ids []string
 	for _, it := range p.Items {
-		keys = append(keys, record.DeliveryKey(r.ID, record.PendingOf(it.Key)))
+		ids = append(ids, record.PendingOf(it.Key))
 	}
-	items, err := s.getMany(ctx, keys)
+	all, err := s.readOpen(ctx, r, ids)
 	if err != nil {
 		return false, fmt.Errorf("read deliveries: %w", err)
 	}
 	var writes [][]ledger.Write
 	for i, it := range p.Items {
-		d, err := decodeDelivery(items[keys[i]])
-		if err != nil || !d.open() || d.pointer() != it.Key { // pending tells, when it is due
-			continue
-		}
-		if d.LastAt.Before(st.Began) && d.Next.After(now) {
+		// What cannot be read, or is not where the pointer says, is told when it is due.
+		if d := all[ids[i]]; d != nil && d.pointer() == it.Key && d.Next.After(now) {
 			n := *d
 			n.Next = now
 			writes = append(writes, moved(d, &n))
@@ -64,10 +61,8 @@ func (s *Service) hasten(ctx context.Context, h *held, r *target, now time.Time)
 			return false, fmt.Errorf("have what waits be due: %w", err)
 		}
 	}
-	if p.Next == "" {
-		h.lane.Hasten = hasten{} // kept with the lane
-		return false, nil
+	if h.lane.Hasten.After = p.Next; p.Next == "" {
+		h.lane.Hasten = hasten{}
 	}
-	h.lane.Hasten.After = p.Next
-	return true, s.keep(ctx, h, r.lease())
+	return p.Next != "", nil // kept with the lane
 }

@@ -14,7 +14,7 @@ import (
 // hold says of an endpoint that it fails, or asked for a pause. Of a
 // cluster's Alertmanagers it keeps no other waiting.
 type hold struct {
-	Fails int       `json:"fails,omitempty"` // rounds in a row in which it took nothing
+	Fails int       `json:"fails,omitempty"` // how often in a row it took nothing
 	Until time.Time `json:"until"`           // when it is tried again
 	Error string    `json:"error"`
 }
@@ -64,7 +64,7 @@ func (l *lane) heldUntil(to endpoint, now time.Time) time.Time {
 func (h *held) free(r *target, now time.Time) (bool, time.Time) {
 	var next time.Time
 	for _, to := range r.endpoints() {
-		if h.asking[to.url] != nil {
+		if h.asks.waitsFor(to) {
 			continue
 		}
 		at := h.lane.heldUntil(to, now)
@@ -101,9 +101,6 @@ func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, ans
 	}
 	if delete(h.lane.Holds, to.url); !next.Until.IsZero() {
 		h.lane.Holds[to.url] = next
-	}
-	if failed {
-		delete(h.missed, to.url) // it is tried later, with all that is due then
 	}
 	switch {
 	case failed && was.Fails == 0:

@@ -23,6 +23,7 @@ func TestOneAlertmanagerIsAway(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := setup(t)
+			p.pushMost = 20
 			up := newFake(t, p)
 			away := true
 			down := newFake(t, p)
@@ -37,7 +38,7 @@ func TestOneAlertmanagerIsAway(t *testing.T) {
 			p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{down.URL, up.URL}})
 			var alerts []*alert.Alert
 			var all []string
-			for i := range pushRound + 6 { // more than one round
+			for i := range p.pushMost + 6 { // more than one round
 				alerts = append(alerts, p.alert(fmt.Sprintf("hot%03d", i)))
 				all = append(all, alerts[i].Rule)
 			}

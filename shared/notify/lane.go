@@ -55,16 +55,10 @@ type held struct {
 	due      time.Time
 	// standingAgain is before when what fires is not told: it could not be.
 	standingAgain time.Time
-	// asking has the Alertmanagers that have not answered yet, by URL, and what cuts them
-	// off. Their answers come by answered.
-	asking   map[string]context.CancelFunc
-	answered chan reply
-	// missed has the messages that fell due meanwhile, by the same URLs.
-	missed map[string][]string
-}
-
-func newHeld(receiver string) *held {
-	return &held{receiver: receiver, asking: map[string]context.CancelFunc{}, answered: make(chan reply, MaxURLs), missed: map[string][]string{}}
+	// lease is for how long it is held at a time, by what the receiver was when it was
+	// read last.
+	lease time.Duration
+	asks  *asks
 }
 
 // due is when to look at a lane that somebody else may hold, since a message is
@@ -118,11 +112,16 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 		l = lane{} // it begins anew
 	}
 	l.Holder = holder
-	h := newHeld(receiver)
-	h.lane, h.version, h.due = l, it.Version, it.Due
-	err = s.keep(ctx, h, lease)
+	h := &held{receiver: receiver, lane: l, version: it.Version, due: it.Due, lease: lease, asks: newAsks()}
+	err = s.keep(ctx, h)
 	if errors.Is(err, ledger.ErrConflict) {
 		return nil, nil // whoever it was made it due, or holds it
+	}
+	if errors.Is(err, ledger.ErrUnknown) {
+		var ok bool
+		if ok, err = s.again(ctx, h); err == nil && !ok {
+			return nil, nil
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -130,10 +129,10 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 	return h, nil
 }
 
-// keep holds a lane for so much longer. ErrConflict: it was written meanwhile.
-func (s *Service) keep(ctx context.Context, h *held, lease time.Duration) error {
+// keep holds a lane for a lease longer. ErrConflict: it was written meanwhile.
+func (s *Service) keep(ctx context.Context, h *held) error {
 	l := h.lane
-	l.Lease = s.now().Add(lease)
+	l.Lease = s.now().Add(h.lease)
 	return s.putLane(ctx, h, l, l.Lease)
 }
 
@@ -203,13 +202,36 @@ func (s *Service) again(ctx context.Context, h *held) (bool, error) {
 	return true, nil
 }
 
+// own has a lane that is held be written, again where somebody woke it meanwhile; false:
+// another has it.
+func (s *Service) own(ctx context.Context, h *held, write func() error) (mine bool, err error) {
+	err = record.Again(ctx, func() error {
+		err := write()
+		if mine = err == nil; !errors.Is(err, ledger.ErrConflict) {
+			return err
+		}
+		if ok, err := s.again(ctx, h); err != nil || !ok {
+			return err
+		}
+		return err
+	})
+	return mine, err
+}
+
+// giveBack leaves a lane, however often it is woken meanwhile. Where another has it, that
+// is all the same.
+func (s *Service) giveBack(ctx context.Context, h *held, due time.Time) error {
+	_, err := s.own(ctx, h, func() error { return s.leave(ctx, h, due) })
+	return err
+}
+
 // purge empties the outbox of a receiver that is deleted, and ends its lane.
-func (s *Service) purge(ctx context.Context, h *held) (more bool, err error) {
+func (s *Service) purge(ctx context.Context, h *held) error {
 	lane := record.LaneKey(h.receiver)
 	for {
 		p, err := s.Store.Ledger.Query(ctx, ledger.Query{PK: lane.PK, Limit: ledger.MaxWrites})
 		if err != nil {
-			return false, fmt.Errorf("read outbox: %w", err)
+			return fmt.Errorf("read outbox: %w", err)
 		}
 		var writes []ledger.Write
 		for _, it := range p.Items {
@@ -221,10 +243,10 @@ func (s *Service) purge(ctx context.Context, h *held) (more bool, err error) {
 			writes = []ledger.Write{{Kind: ledger.Delete, Expect: h.version, Item: ledger.Item{Key: lane}}}
 		}
 		if err := s.Store.Ledger.Commit(ctx, writes...); err != nil {
-			return false, fmt.Errorf("empty outbox: %w", err)
+			return fmt.Errorf("empty outbox: %w", err)
 		}
 		if writes[0].Item.Key == lane {
-			return false, nil
+			return nil
 		}
 	}
 }

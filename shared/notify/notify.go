@@ -57,7 +57,9 @@ type Service struct {
 	once    sync.Once
 	clients map[string]*http.Client
 	jitter  func() float64 // 0 to 1; for tests
-	// patience is how long a batch waits; 0: as long as the constant says. For tests.
+	// pushMost is pushRound, where it is not 0. For tests.
+	pushMost int
+	// patience is the constant of the name, where it is not 0. For tests.
 	patience time.Duration
 	roots    *x509.CertPool // nil: the system's; for tests
 	// resolver looks names up; nil: the system's; for tests.

@@ -21,10 +21,12 @@ type answer struct {
 	pause  time.Duration // that the receiver asks for
 	gone   bool          // 410
 	body   string        // its beginning
-	// Of one of several Alertmanagers: where it is among them, and whether it was not
-	// asked, since it is held or has not answered yet.
-	at        int
-	held, out bool
+	// The rest is of one of several Alertmanagers. at is where it is among them; notAsked
+	// that nothing is sent there until the time, missed that it has not answered what it
+	// was told before.
+	at               int
+	notAsked, missed bool
+	until            time.Time
 }
 
 func (a *answer) taken() bool { return a.err == "" }
@@ -42,8 +44,10 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 	if d.LastError == "" {
 		n.Tries = 0 // none, or an Alertmanager's that was taken and is told again
 	}
-	n.Tries++
-	n.LastAt, n.LastStatus, n.LastError = now, a.status, a.err
+	if n.LastStatus, n.LastError = a.status, a.err; !a.notAsked {
+		n.Tries++
+		n.LastAt = now
+	}
 	switch {
 	case a.taken() && d.Push != nil && d.Push.EndsAt == nil:
 		n.State, n.Next = Active, now.Add(s.spread(resend))
@@ -51,6 +55,9 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 		n.State, n.Next, n.DoneAt = Delivered, time.Time{}, now
 	default:
 		n.Next = s.nextTry(r, &n, now, a.pause)
+		if a.notAsked && !n.Next.IsZero() {
+			n.Next = sooner(a.until, now.Add(resend)).Truncate(time.Millisecond)
+		}
 		if a.gone {
 			n.Next = time.Time{}
 		}
@@ -58,7 +65,9 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 			n.State, n.DoneAt = Failed, now
 		}
 	}
-	s.Metrics.tried(d, &n, now)
+	if !a.notAsked || n.State == Failed {
+		s.Metrics.tried(d, &n, now)
+	}
 	if err := s.keepDelivery(ctx, r, d, &n); err != nil {
 		return err
 	}
@@ -131,7 +140,7 @@ func (s *Service) nextTry(r *target, d *Delivery, now time.Time, pause time.Dura
 		if d.Push.EndsAt != nil && now.Sub(later(*d.Push.EndsAt)) > resolvedFor {
 			return time.Time{}
 		}
-		if d.Tries <= len(pauses) {
+		if d.Tries > 0 && d.Tries <= len(pauses) {
 			wait = min(wait, pauses[d.Tries-1])
 		}
 	} else {

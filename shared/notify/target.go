@@ -18,13 +18,18 @@ type target struct {
 }
 
 // fits is how many messages a round may have that is to be over, and kept, in the
-// time left, however long each of them takes.
-func (t *target) fits(left time.Duration) int {
-	waves := max(0, int((left-keepWithin)/t.timeout()))
+// time left, however long each of a webhook's takes. Alertmanagers are waited for so long.
+func (t *target) fits(left, waits time.Duration) int {
+	left -= keepWithin
 	if t.Kind == KindAlertmanager {
-		return min(waves, 1) * pushRound // one request has them all; what is refused has what time is left
+		// One request has them all; what is cut off counts as not sent. But for the one
+		// that is slow they are over by then.
+		if left < min(t.timeout(), waits) {
+			return 0
+		}
+		return pushRound
 	}
-	return waves * perHost
+	return max(0, int(left/t.timeout())) * perHost
 }
 
 // longest is how long a whole round may take.
