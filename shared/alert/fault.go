@@ -3,6 +3,7 @@ package alert
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -32,6 +33,7 @@ const (
 	CodeCost     = "cost"
 	CodeCycle    = "cycle"
 	CodeConflict = "conflict"
+	CodeSecret   = "secret_in_request" // it looks like a credential
 )
 
 // Faults are all things that are wrong, in the order of the fields.
@@ -63,5 +65,10 @@ func (f *Faults) add(pointer, code, format string, args ...any) {
 	*f = append(*f, Fault{Pointer: pointer, Code: code, Detail: fmt.Sprintf(format, args...)})
 }
 
-// Code is the error code of the answer.
-func (f Faults) Code() string { return "invalid" }
+// Code is the error code of the answer: CodeSecret where one of them is that.
+func (f Faults) Code() string {
+	if slices.ContainsFunc(f, func(x Fault) bool { return x.Code == CodeSecret }) {
+		return CodeSecret
+	}
+	return "invalid"
+}

@@ -11,7 +11,7 @@ import (
 var placeholder = regexp.MustCompile(`\{([a-z][a-z0-9_]*)\}`)
 
 // CheckSaved holds a rule to what is asked of one that is saved, beyond Validate:
-// that it says nothing without effect. Rules that were saved before go on as they
+// that it says nothing without effect, and no secret. Rules that were saved before go on as they
 // are. names are those of all rules that there are. The error is Faults.
 func (r *Rule) CheckSaved(names []string) error {
 	f := &Faults{}
@@ -31,6 +31,7 @@ func (r *Rule) CheckSaved(names []string) error {
 			f.add(fmt.Sprintf("/inhibited_by/%d/rule", i), "not_found", "there is no rule %.63s", in.Rule)
 		}
 	}
+	r.secrets(f)
 	return f.orNil()
 }
 

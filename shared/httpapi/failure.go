@@ -96,7 +96,7 @@ func problemOf(err error) *problem.Problem {
 // faulty is the problem of a rule, an override or a silence that is refused, with
 // the place of each fault.
 func faulty(faults alert.Faults) *problem.Problem {
-	p := problem.New(problem.Invalid, "%s", strings.TrimPrefix(faults.Error(), "invalid: "))
+	p := problem.New(problem.Code(faults.Code()), "%s", strings.TrimPrefix(faults.Error(), "invalid: "))
 	for _, f := range faults {
 		detail := f.Detail
 		if f.Line > 0 {

@@ -2,6 +2,7 @@ package operation
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -34,9 +35,8 @@ func EscapePointer(s string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(s, "~", "~0"), "/", "~1")
 }
 
-// secretShapes match values that look like credentials. Requests take
-// references to secrets, never secrets.
-var secretShapes = []*regexp.Regexp{
+// keyShapes match keys and tokens in the forms in which they are given out.
+var keyShapes = []*regexp.Regexp{
 	regexp.MustCompile(`opt_[0-9a-z]{26}_[A-Za-z0-9_-]{20,}`),
 	regexp.MustCompile(`\b(AKIA|ASIA)[0-9A-Z]{16}\b`),
 	regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----`),
@@ -45,6 +45,11 @@ var secretShapes = []*regexp.Regexp{
 	regexp.MustCompile(`\bxox[abposr]-[A-Za-z0-9-]{10,}`),
 	regexp.MustCompile(`\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{20,}|\bnvapi-[A-Za-z0-9_-]{20,}`),
 	regexp.MustCompile(`\bAIza[0-9A-Za-z_-]{35}`),
+}
+
+// saidShapes match what is called a credential by the words before it, or by its
+// place in a URL.
+var saidShapes = []*regexp.Regexp{
 	regexp.MustCompile(`(?i)(?:\b|_)(password|passwd|secret|(secret[_-]?)?(access|api)[_-]?key|token|authorization)["']?\s*[:=]\s*` +
 		`("[^"]{8,}"|'[^']{8,}'|["']?(bearer\s+)?[^\s"']{8,})`),
 	regexp.MustCompile(`(?i)\bbearer\s+[A-Za-z0-9._~+/-]{16,}`),
@@ -52,13 +57,15 @@ var secretShapes = []*regexp.Regexp{
 }
 
 // SecretShaped tells whether s holds something that looks like a credential.
-func SecretShaped(s string) bool {
-	for _, re := range secretShapes {
-		if re.MatchString(s) {
-			return true
-		}
-	}
-	return false
+// Requests take references to secrets, never secrets.
+func SecretShaped(s string) bool { return KeyShaped(s) || holds(saidShapes, s) }
+
+// KeyShaped tells whether s holds a key or a token in a form in which such are given
+// out. It is for code, where a comparison with a password looks like one.
+func KeyShaped(s string) bool { return holds(keyShapes, s) }
+
+func holds(shapes []*regexp.Regexp, s string) bool {
+	return slices.ContainsFunc(shapes, func(re *regexp.Regexp) bool { return re.MatchString(s) })
 }
 
 // cut returns at most n bytes of s, and no part of a character.

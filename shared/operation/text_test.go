@@ -116,6 +116,20 @@ func TestSecretShaped(t *testing.T) {
 	}
 }
 
+// Code may compare passwords; keys stand in none.
+func TestKeyShaped(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string]bool{
+		`event.detail.key == "AKIAIOSFODNN7EXAMPLE"`: true, `x == "hf_` + strings.Repeat("a", 34) + `"`: true, "-----BEGIN RSA PRIVATE KEY-----": true,
+		"event.detail.token==event.detail.password": false, `event.detail.message.contains("password=hunter2hunter2")`: false,
+		`event.detail.message.matches("AKIA[0-9A-Z]{16}")`: false, "https://u:hunter2@host/x": false, "": false,
+	} {
+		if KeyShaped(s) != want {
+			t.Errorf("%q: %v", s, !want)
+		}
+	}
+}
+
 func TestCut(t *testing.T) {
 	t.Parallel()
 	for _, s := range []string{"", "abc", "äöü", "a👩b", strings.Repeat("漢", 5)} {

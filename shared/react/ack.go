@@ -52,6 +52,11 @@ func (s *Service) Acknowledge(ctx context.Context, call admission.Call, alertID 
 	if note != nil && (len(*note) > maxNote || !operation.CleanText(*note)) {
 		return alert.Alert{}, alert.Faults{{Pointer: "/note", Code: alert.CodeRange, Detail: fmt.Sprintf("must have at most %d bytes and no control characters", maxNote)}}
 	}
+	if note != nil { // that of before may stay as it is
+		if err := alert.CheckSecret("/note", *note); err != nil {
+			return alert.Alert{}, err
+		}
+	}
 	err := record.Again(ctx, func() error { return s.acknowledge(ctx, call, alertID, note) })
 	if err != nil {
 		return alert.Alert{}, fmt.Errorf("acknowledge alert %.64s: %w", alertID, err)

@@ -230,3 +230,63 @@ func TestRulesFromBeforeTheLimit(t *testing.T) {
 	_, err = b.service.CreateRule(t.Context(), call, dear)
 	refused("create", err)
 }
+
+// What looks like a secret and was kept before that was refused goes on: the rule
+// judges, the silence silences, the note stays. Nobody brings it again.
+func TestSecretsFromBefore(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	const leaked = "AKIAIOSFODNN7EXAMPLE"
+	made := b.rule("name: hot\non: [x.bad]\n")
+	silence, err := b.service.CreateSilence(t.Context(), call, alert.Silence{Matchers: []alert.Match{{Field: "rule", Op: alert.OpEqual, Value: "hot"}}, EndsAt: t0.Add(time.Hour), Reason: "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := made.Rule
+	old.Description = leaked
+	silence.Reason = leaked
+	err = b.service.change(t.Context(), func() ([]ledger.Write, error) {
+		return []ledger.Write{
+			{Expect: made.Revision, Item: ledger.Item{Key: record.RuleKey(made.ID), Data: record.Encode(stored{ID: made.ID, Rule: old, Version: 2})}},
+			{Expect: silence.Version, Item: silenceItem(silence)},
+		}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.follow()
+	b.tell("x.bad", "n1")
+	b.follow()
+	found, _, err := b.service.Alerts(t.Context(), Filter{}, "", 10)
+	if err != nil || len(found) != 1 || found[0].Alert.SilencedBy != silence.ID {
+		t.Fatalf("%+v, %v", found, err)
+	}
+	a := found[0].Alert
+	kept := ledger.Item{Key: record.AckKey(a.ID), Data: record.Encode(acks{Ack: alert.Ack{By: call.Caller.Actor, At: t0, Note: leaked}})}
+	if err := b.db.Commit(t.Context(), ledger.Write{Item: kept}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := b.service.Acknowledge(t.Context(), call, a.ID, nil); err != nil || got.Acked.Note != leaked {
+		t.Errorf("%+v, %v", got.Acked, err)
+	}
+	note := leaked
+	_, err = b.service.Acknowledge(t.Context(), call, a.ID, &note)
+	refusedAt(t, err, "/note", alert.CodeSecret)
+	_, err = b.service.UpdateRule(t.Context(), call, "hot", 0, old)
+	refusedAt(t, err, "/description", alert.CodeSecret)
+	if _, err = b.service.UpdateRule(t.Context(), call, "hot", 0, made.Rule); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.service.EndSilence(t.Context(), call, silence.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// refusedAt holds an error to one fault.
+func refusedAt(t *testing.T, err error, pointer, code string) {
+	t.Helper()
+	if f, _ := errors.AsType[alert.Faults](err); len(f) != 1 || f[0].Pointer != pointer || f[0].Code != code {
+		t.Errorf("%v instead of %s at %s", err, code, pointer)
+	}
+}

@@ -118,6 +118,9 @@ func (s *Service) CreateSilence(ctx context.Context, call admission.Call, x aler
 	if _, err := alert.CompileSilence(x); err != nil {
 		return x, err
 	}
+	if err := x.CheckSaved(); err != nil {
+		return x, err
+	}
 	if !x.EndsAt.After(now) {
 		return x, alert.Faults{{Pointer: "/ends_at", Code: alert.CodeRange, Detail: "is past"}}
 	}
