@@ -33,7 +33,7 @@ func (a *API) ruleRoutes() {
 	register(a, huma.Operation{Method: http.MethodGet, Path: rulesPath, Summary: "List rules", Tags: tags,
 		Description: "The shipped rules and those that were made, by name."}, access{action: auth.Read}, a.listRules)
 	register(a, a.written(huma.Operation{Method: http.MethodPost, Path: rulesPath + "/test", Summary: "Test rule", Tags: tags,
-		Description: "Judges the stored events by a rule as if it had been in force: which alerts would have fired, when, on what evidence, and what it cost. Nothing is kept. " +
+		Description: "Judges the stored events by a rule as if it had been in force: which alerts would have fired, when, on what evidence, and what it cost. Nothing is kept. What is refused when the rule is saved is refused here, too, below /rule: all but a name that is taken. " +
 			"It answers when its time is up with complete false and how far it came."}, ruleTestBody{}),
 		access{action: auth.Read, body: ruleBody, yaml: true}, a.testRule)
 	register(a, huma.Operation{Method: http.MethodGet, Path: rulesPath + "/{id}", Summary: "Get rule", Tags: tags}, access{action: auth.Read}, a.getRule)

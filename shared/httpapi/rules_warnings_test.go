@@ -61,14 +61,15 @@ func TestWarningsOfWhatNamesARule(t *testing.T) {
 	p.do("viewer", "GET", "/v1/silences/"+exact, nil).want(200).warns("there is no rule higher")
 	p.do("admin", "PUT", "/v1/rules/low", low, yaml).want(200).warns("names rule higher, which there is not")
 	p.do("admin", "POST", "/v1/rules", strings.Replace(low, "name: low", "name: new", 1), yaml).problem(422, problem.Invalid).points("/inhibited_by/0/rule")
+	body := "rule:\n  " + strings.ReplaceAll(strings.TrimSpace(low), "\n", "\n  ")
+	p.do("viewer", "POST", "/v1/rules/test", body, yaml).want(200).warns("names rule higher, which there is not")
 	p.do("admin", "DELETE", "/v1/rules/low", nil).want(204)
+	p.do("viewer", "POST", "/v1/rules/test", body, yaml).problem(422, problem.Invalid).points("/rule/inhibited_by/0/rule")
 	off := p.do("admin", "PUT", "/v1/rules/fatal-xid/override", `{"enabled":false}`).want(200)
 	off.warns("disabled, and named in inhibited_by of device-degraded")
 	p.do("viewer", "GET", "/v1/rules/device-degraded", nil).want(200).warns("names rule fatal-xid, which is disabled")
 	p.do("admin", "DELETE", "/v1/rules/fatal-xid", nil).want(204) // the override is taken back: the rule stays, and inhibits
 	p.do("viewer", "GET", "/v1/rules/device-degraded", nil).want(200).warns()
-	test := p.do("viewer", "POST", "/v1/rules/test", "rule:\n  "+strings.ReplaceAll(strings.TrimSpace(low), "\n", "\n  "), yaml).want(200)
-	test.warns("names rule higher, which there is not")
 }
 
 // A silence whose matchers no rule that there is can meet says so; one that could never
@@ -122,6 +123,8 @@ func TestRulesThatATestDoesNotShow(t *testing.T) {
 	p.do("admin", "POST", "/v1/rules", m{"name": "ours", "on": []string{"node.left"}}).want(201)
 	p.do("admin", "POST", "/v1/rules", m{"name": "secret-west", "on": []string{"node.left"}, "clusters": []string{p.other.ID}, "inhibited_by": []m{{"rule": "ours"}}}).want(201)
 	mine := m{"name": "mine", "on": []string{"node.left"}, "inhibited_by": []m{{"rule": "secret-west"}}}
+	p.do("scoped", "POST", "/v1/rules/test", m{"rule": mine}).problem(422, problem.Invalid).points("/rule/inhibited_by/0/rule")
+	p.do("admin", "POST", "/v1/rules", mine).want(201)
 	a := p.do("scoped", "POST", "/v1/rules/test", m{"rule": mine}).want(200).warns("which there is not")
 	if a.j["inhibitors"] != nil {
 		t.Errorf("inhibitors %v", a.j["inhibitors"])
@@ -130,8 +133,8 @@ func TestRulesThatATestDoesNotShow(t *testing.T) {
 		t.Errorf("to who sees all: %s", all.raw)
 	}
 	mine["name"] = "ours"
-	p.do("scoped", "POST", "/v1/rules/test", m{"rule": mine}).want(200).warns("which there is not")
-	p.do("viewer", "POST", "/v1/rules/test", m{"rule": mine}).problem(422, "invalid").points("/rule/inhibited_by")
+	p.do("scoped", "POST", "/v1/rules/test", m{"rule": mine}).problem(422, problem.Invalid).points("/rule/inhibited_by/0/rule")
+	p.do("viewer", "POST", "/v1/rules/test", m{"rule": mine}).problem(422, problem.Invalid).points("/rule/inhibited_by")
 }
 
 // A rule whose expressions fail says so, how often, and of which event; to whom it may.

@@ -69,7 +69,7 @@ type Backtested struct {
 // Backtest judges the stored events by one rule, as if it had been in force then, and
 // by the stored rules that inhibit it, from InhibitorsBefore Since on, whose alerts are not listed. A stored rule of
 // its name is not judged. Nothing is kept or told. It ends early when ctx has little
-// time left. Errors: alert.Faults.
+// time left. Errors: alert.Faults, for whatever saving the rule is refused for.
 func (s *Service) Backtest(ctx context.Context, b Backtest) (Backtested, error) {
 	var out Backtested
 	b.Rule.Enabled = nil
@@ -80,7 +80,7 @@ func (s *Service) Backtest(ctx context.Context, b Backtest) (Backtested, error) 
 	if b.Sees != nil {
 		all = slices.DeleteFunc(all, func(r Rule) bool { return !b.Sees(r) })
 	}
-	rules, err := tested(all, b.Rule)
+	rules, err := tested(all, b.Rule, err == nil)
 	if err != nil {
 		return out, err
 	}
@@ -123,22 +123,20 @@ func (s *Service) Backtest(ctx context.Context, b Backtest) (Backtested, error) 
 
 // tested are the rule, ready, and behind it those that inhibit it: what inhibits
 // these changes nothing for it, for an alert inhibits others whether it is told or
-// not. The rule stands for a stored one of its name.
-func tested(all []Rule, r alert.Rule) ([]*alert.Compiled, error) {
+// not. The rule stands for a stored one of its name, and is refused as it would be if
+// it were saved in its place, where the others were read.
+func tested(all []Rule, r alert.Rule, read bool) ([]*alert.Compiled, error) {
 	ruleID, version := alert.ShippedID(r.Name), int64(1)
-	list := []*alert.Rule{&r}
-	for i := range all {
-		if all[i].Rule.Name != r.Name {
-			list = append(list, &all[i].Rule)
-			continue
-		}
+	if i := slices.IndexFunc(all, func(x Rule) bool { return x.Rule.Name == r.Name }); i >= 0 {
 		ruleID, version = all[i].ID, all[i].Version
+	}
+	if read {
+		if err := check(all, &r, ruleID); err != nil {
+			return nil, err
+		}
 	}
 	c, err := alert.CompileMetered(r, ruleID, version)
 	if err != nil {
-		return nil, err
-	}
-	if err := alert.Cycle(list, r.Name); err != nil {
 		return nil, err
 	}
 	out := []*alert.Compiled{c}

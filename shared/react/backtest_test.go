@@ -45,7 +45,8 @@ func TestBacktestWhoseTimeIsUp(t *testing.T) {
 	b.fill(stream, 1500, "x.a")
 	b.fill(second, 1500, "x.a")
 	b.advance(time.Hour)
-	rule := alert.Rule{Name: "x", On: []string{"x.a"}}
+	b.rule("name: over\non: [x.over]\n")
+	rule := alert.Rule{Name: "x", On: []string{"x.a"}, InhibitedBy: []alert.Inhibitor{{Rule: "over"}}} // which cannot be looked up when no time is left
 	for _, tt := range []struct {
 		name    string
 		left    time.Duration

@@ -115,13 +115,17 @@ func TestBacktestWithInhibitors(t *testing.T) {
 	b.quiet()
 	b.rule("name: over\non: [x.over]\nwhen: event.detail.missing == 1 || true\ngroup_by: {g: event.subject.name}\n")
 	b.rule("name: off\nenabled: false\non: [x.bad]\n")
-	b.rule("name: mine\non: [x.bad, x.over]\n")
+	b.rule("name: gone\non: [x.bad]\n")
+	b.rule("name: mine\non: [x.bad, x.over]\ninhibited_by: [{rule: gone}]\n")
+	if err := b.service.DeleteRule(t.Context(), call, "gone", 0); err != nil { // what was named before may go on being named
+		t.Fatal(err)
+	}
 	for _, typ := range []string{"x.over", "x.bad"} {
 		b.tell(typ, "n1")
 		b.advance(time.Second)
 	}
 	r := alert.Rule{Name: "mine", On: []string{"x.bad"}, GroupBy: map[string]string{"g": "event.subject.name"},
-		InhibitedBy: []alert.Inhibitor{{Rule: "off"}, {Rule: "over", Equal: []string{"g"}}, {Rule: "nobody"}}}
+		InhibitedBy: []alert.Inhibitor{{Rule: "off"}, {Rule: "over", Equal: []string{"g"}}, {Rule: "gone"}}}
 	test := func(r alert.Rule) Backtested {
 		t.Helper()
 		got, err := b.service.Backtest(t.Context(), Backtest{Rule: r, Streams: []string{stream}, Since: t0})
