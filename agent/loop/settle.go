@@ -15,15 +15,18 @@ import (
 // as the lease is held, and another agent may reach what is silent here.
 const holdUnknown = time.Minute
 
-// codeForbidden is what executors say when a right is missing.
-const codeForbidden = "forbidden"
+// deniedMost is the longest between two probes of a step that wait for a right, give
+// or take a fifth: a person has to give it, and looks for what happens then.
+const deniedMost = 10 * time.Second
 
 // settling is what a run has met while it reads what became of its steps.
 type settling struct {
 	// foreign: a probe has something to say of a step that was never begun.
 	foreign bool
-	silent  *time.Duration // since when nothing answered first
-	denied  *time.Duration // since when a right is missing, after that
+	// restored: the record is from a backup, and may lack that a step was begun.
+	restored bool
+	silent   *time.Duration // since when nothing answered first
+	denied   *time.Duration // since when a right is missing, after that
 }
 
 // settle reads what became of the unfinished steps before anything is issued.
@@ -35,7 +38,7 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 	var unknown *end
 	reached := true // every step before has succeeded
 	mute := false   // nothing answers what is asked of a step that was never begun
-	w := settling{foreign: r.foreign()}
+	w := settling{foreign: r.foreign(), restored: operation.FromBackup(r.a.Generation)}
 	for _, s := range r.steps {
 		if s.Phase.Settled() {
 			reached = reached && s.Phase != operation.StepFailed
@@ -93,10 +96,11 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 // operation did, so that a probe has something to say of a step that was never begun. An
 // operation of which no step was ever begun is probed since an earlier one left its
 // resource unsettled: whatever that one has under way there may be under way still. And a
-// record that was restored from a backup may lack that a step was begun.
+// record that was restored from a backup may lack that a step was begun. What a probe
+// found of a step is no attempt of it.
 func (r *run) foreign() bool {
 	return operation.FromBackup(r.a.Generation) ||
-		!slices.ContainsFunc(r.steps, func(s *stepState) bool { return s.begun || s.Phase.Settled() })
+		!slices.ContainsFunc(r.steps, func(s *stepState) bool { return s.Attempts > 0 })
 }
 
 // ask probes a step, again and again while nothing answers, and shows that. Nothing is
@@ -104,17 +108,23 @@ func (r *run) foreign() bool {
 // no answer came in time.
 func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Finding, *end) {
 	var said executor.Outcome
-	for try := 1; ; try++ {
+	for try, denials := 1, 0; ; try++ {
 		began, asked := r.agent.now(), r.agent.mono()
 		f := r.probe(ctx, s)
-		if !s.begun && !w.foreign || !w.unanswered(f, asked) {
-			r.answered(s)
+		if !s.begun && !w.foreign || !w.unanswered(s, f, asked) {
+			r.lifted(s, codeSilent, codeForbidden)
 			return f, because(r.interrupted(ctx, false), s, said)
 		}
 		wait := jitter(retryBase)
-		if f.ErrorCode == codeSilent {
+		switch {
+		case f.ErrorCode == codeSilent:
+			denials = 0
 			said, wait = executor.Waiting(f.ErrorCode, f.Detail), backoff(try, retryBase, unansweredMost)
 			r.silent(s, began, said)
+		case w.believed(asked):
+			denials++
+			said, wait = executor.Waiting(f.ErrorCode, f.Detail), backoff(denials, time.Second, deniedMost)
+			r.denied(s, began.Add(*w.denied-asked), said)
 		}
 		// A cancel does not wake it: what it calls for must be read first as well.
 		pause(ctx, wait, r.agent.stopping)
@@ -127,7 +137,9 @@ func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Find
 // unanswered tells whether the finding of a probe that was made at that time is none:
 // nothing answered. An API server that answers again denies every right until it has
 // read its roles, so that a denial counts as silence until steps believe it as well.
-func (w *settling) unanswered(f executor.Finding, asked time.Duration) bool {
+// And what became of a step that was never begun is not unknown for want of a right:
+// it waits until it has that.
+func (w *settling) unanswered(s *stepState, f executor.Finding, asked time.Duration) bool {
 	if f.Phase != operation.StepUnknown {
 		return false
 	}
@@ -139,12 +151,18 @@ func (w *settling) unanswered(f executor.Finding, asked time.Duration) bool {
 		w.denied = nil
 		return true
 	case codeForbidden:
-		if w.silent != nil && w.denied == nil {
+		unbegun := !s.begun && !w.restored
+		if w.denied == nil && (w.silent != nil || unbegun) {
 			w.denied = &asked
 		}
-		return w.denied != nil && asked-*w.denied < executor.DeniedFor
+		return unbegun || w.denied != nil && !w.believed(asked)
 	}
 	return false
+}
+
+// believed tells whether a right is missing for good, as far as can be told.
+func (w *settling) believed(asked time.Duration) bool {
+	return w.denied != nil && asked-*w.denied >= executor.DeniedFor
 }
 
 // unheard tells how a run ends that waits for an answer; nil: it waits on. Where the
@@ -163,7 +181,7 @@ func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said execu
 	switch now := r.agent.mono(); {
 	case closed(r.agent.stopping):
 		return &end{outcome: protocol.FinalHandBack}
-	case unknown && now-*w.silent >= holdUnknown && r.lease.remaining() > 2*executor.HandBackFor:
+	case unknown && w.silent != nil && now-*w.silent >= holdUnknown && r.lease.remaining() > 2*executor.HandBackFor:
 		r.agent.aside.put(r.a.Operation, now+executor.HandBackFor)
 		r.out.note(protocol.Note{Code: said.ErrorCode, Detail: said.Detail, StepID: s.ID})
 		return &end{outcome: protocol.FinalHandBack}

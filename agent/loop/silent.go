@@ -9,8 +9,12 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// codeSilent is what executors say when whatever they work on does not answer.
-const codeSilent = "api_unavailable"
+// codeSilent is what executors say when whatever they work on does not answer,
+// codeForbidden when a right is missing.
+const (
+	codeSilent    = "api_unavailable"
+	codeForbidden = "forbidden"
+)
 
 // unansweredMost is the longest between two tries of a step that only reads, while
 // nothing answers.
@@ -24,21 +28,34 @@ func unanswered(out executor.Outcome) bool {
 // silent shows that nothing answers, since the attempt that found it began. What the
 // executor itself says of it goes before.
 func (r *run) silent(s *stepState, began time.Time, out executor.Outcome) {
-	if r.showsSilence(s) {
+	r.stands(s, began, protocol.Blocker{Code: codeSilent, Resource: "cluster", Rule: "api_server", Detail: out.Detail})
+}
+
+// denied shows that a right is missing, since it was denied first.
+func (r *run) denied(s *stepState, since time.Time, out executor.Outcome) {
+	r.stands(s, since, protocol.Blocker{Code: codeForbidden, Resource: "cluster", Rule: "rbac", Detail: out.Detail})
+}
+
+// stands shows what a step waits for, unless that is shown.
+func (r *run) stands(s *stepState, since time.Time, b protocol.Blocker) {
+	if r.shows(s, b.Code) {
 		return
 	}
 	r.progressed(s.Name, func(p *operation.Progress) {
-		p.Blockers = r.obstacles.now(began.UTC(), []protocol.Blocker{{Code: codeSilent, Resource: "cluster", Rule: "api_server", Detail: out.Detail}})
+		p.Blockers = r.obstacles.now(since.UTC(), []protocol.Blocker{b})
 	})
 }
 
 // answered takes back that nothing answers.
-func (r *run) answered(s *stepState) {
-	if !r.showsSilence(s) {
+func (r *run) answered(s *stepState) { r.lifted(s, codeSilent) }
+
+// lifted takes back what a step is shown to wait for.
+func (r *run) lifted(s *stepState, codes ...string) {
+	if !r.shows(s, codes...) {
 		return
 	}
 	r.progressed(s.Name, func(p *operation.Progress) {
-		left := slices.DeleteFunc(slices.Clone(p.Blockers), isSilence)
+		left := slices.DeleteFunc(slices.Clone(p.Blockers), func(b protocol.Blocker) bool { return slices.Contains(codes, b.Code) })
 		// Also when nothing is left: the next silence has a time of its own.
 		if p.Blockers = r.obstacles.now(r.agent.now().UTC(), left); len(left) == 0 {
 			p.Blockers = nil
@@ -46,10 +63,9 @@ func (r *run) answered(s *stepState) {
 	})
 }
 
-func isSilence(b protocol.Blocker) bool { return b.Code == codeSilent }
-
-func (r *run) showsSilence(s *stepState) bool {
+// shows tells whether a step is shown to wait for any of these.
+func (r *run) shows(s *stepState, codes ...string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.progress.Step == s.Name && slices.ContainsFunc(r.progress.Blockers, isSilence)
+	return r.progress.Step == s.Name && slices.ContainsFunc(r.progress.Blockers, func(b protocol.Blocker) bool { return slices.Contains(codes, b.Code) })
 }
