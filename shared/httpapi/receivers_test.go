@@ -150,6 +150,8 @@ func TestReceiversThatAreRefused(t *testing.T) {
 		`{"name":"a","kind":"alertmanager","urls":["https://a.example"],"labels":{"severity":"d"}}`:      "/labels/severity",
 		`{"name":"a","kind":"webhook","url":"https://hook.example","surprise":1}`:                        "/surprise",
 		`{"name":"a","kind":"alertmanager","urls":["https://a.example","https://a.example"]}`:            "/urls/1",
+		`{"name":"a","kind":"alertmanager","urls":["https://a.example/","https://A.example:443//"]}`:     "/urls/1",
+		`{"name":"a","kind":"alertmanager","urls":["https://a.example/API/v2/alerts"]}`:                  "/urls/0",
 		`{"name":"a","kind":"alertmanager","urls":["https://a.example/am/api/v2/"]}`:                     "/urls/0",
 	} {
 		p.do("admin", "POST", "/v1/receivers", body).problem(422, problem.Invalid).points(pointer)

@@ -8,65 +8,98 @@ import (
 )
 
 const (
-	// patience is for how long a batch holds up the next one, and for how long one that is
-	// refused is tried in parts, in at most refusedTries requests. An Alertmanager that
-	// takes longer to answer has its whole timeout, and gets nothing else meanwhile: what
-	// is told of an alert does not overtake what was told before.
-	patience     = 5 * time.Second
-	refusedTries = 64
+	// patience is for how long a round waits for answers to what it told. An Alertmanager
+	// that takes longer has its whole timeout, and is told what else there is when it has
+	// answered: what is told of an alert does not overtake what was told before.
+	patience = time.Second
 	// lookAgain is how often it is looked for something new to send while nothing but
-	// such answers is waited for.
+	// answers is waited for.
 	lookAgain = time.Second
-	// missedAgain is when what an Alertmanager missed while it had not answered is due, if
-	// it is not told sooner.
-	missedAgain = 10 * time.Second
+	// postponed is when a message is due again that some have not answered by then, should
+	// whoever waits for that be gone.
+	postponed = 30 * time.Second
+	// refusedWithin and refusedTries bound how a batch is tried in parts that was refused.
+	refusedWithin = 5 * time.Second
+	refusedTries  = 64
 )
 
 // waits is patience.
 func (s *Service) waits() time.Duration { return cmp.Or(s.patience, patience) }
 
-// asks are the requests to Alertmanagers that are not answered yet. They are one
-// goroutine's; only replies is written to by others.
+// word is a message to the Alertmanagers of a receiver, as long as one of them has not
+// answered it.
+type word struct {
+	d    *Delivery
+	said answer // what came of it so far
+	open int    // Alertmanagers that have not answered, those among them that were not told yet
+}
+
+// asks are the requests to Alertmanagers that are not answered yet, and what is to be told
+// when they are. They are one goroutine's; only replies is written to by others.
 type asks struct {
 	out     map[string]context.CancelFunc // by URL, with what cuts it off
 	replies chan reply
 	early   []reply // that await took from replies
-	// missed has the messages that fell due meanwhile, by URL.
-	missed map[string][]string
+	// words has the messages that are not answered by all, by id: the last of each.
+	words map[string]*word
+	// queues has what is to be told, by URL: ids of words, each once.
+	queues map[string][]string
 }
 
-// reply is what one Alertmanager answers to a batch.
+// reply is what one Alertmanager answers.
 type reply struct {
 	to      endpoint
-	of      *batch
+	words   []*word
 	answers []answer
 	// cut: the request was cut off, and what came of it is not known.
 	cut bool
 }
 
 func newAsks() *asks {
-	return &asks{out: map[string]context.CancelFunc{}, replies: make(chan reply, MaxURLs), missed: map[string][]string{}}
+	a := &asks{out: map[string]context.CancelFunc{}, replies: make(chan reply, MaxURLs)}
+	a.forget()
+	return a
 }
 
 // waitsFor tells whether an endpoint has not answered yet.
 func (a *asks) waitsFor(to endpoint) bool { return a.out[to.url] != nil }
 
+// put has a word be told to an endpoint, in the place of an earlier one of the message.
+func (a *asks) put(to endpoint, w *word) {
+	w.open++
+	if ids := a.queues[to.url]; !slices.Contains(ids, w.d.ID) {
+		a.queues[to.url] = append(ids, w.d.ID)
+	}
+}
+
+// next takes words out of an endpoint's queue.
+func (a *asks) next(to endpoint, most int) (ws []*word) {
+	ids := a.queues[to.url]
+	n := min(len(ids), most)
+	for _, id := range ids[:n] {
+		if w := a.words[id]; w != nil {
+			ws = append(ws, w)
+		}
+	}
+	a.queues[to.url] = ids[n:]
+	return ws
+}
+
 // ask begins a request to one Alertmanager, whose reply comes by replies.
-func (s *Service) ask(ctx context.Context, a *asks, r *target, to endpoint, b *batch, now time.Time) {
-	within := 2*r.timeout() + s.waits() // the last part of what is refused begins within patience
+func (s *Service) ask(ctx context.Context, a *asks, r *target, to endpoint, ws []*word, now time.Time) {
+	within := 2*r.timeout() + refusedWithin // the last part of what is refused begins before that
 	if at, ok := ctx.Deadline(); ok {
 		within = min(within, time.Until(at)-keepWithin)
 	}
 	one, cancel := context.WithTimeout(ctx, within)
 	a.out[to.url] = cancel
-	a.missed[to.url] = slices.DeleteFunc(a.missed[to.url], func(id string) bool {
-		return slices.ContainsFunc(b.due, func(d *Delivery) bool { return d.ID == id })
-	})
-	b.open++
-	due := slices.Clone(b.due)
+	due := make([]*Delivery, len(ws))
+	for i, w := range ws {
+		due[i] = w.d
+	}
 	go func() {
 		answers := s.pushTo(one, r, to, due, now)
-		a.replies <- reply{to, b, answers, one.Err() != nil}
+		a.replies <- reply{to, ws, answers, one.Err() != nil}
 	}()
 }
 
@@ -103,17 +136,8 @@ func (a *asks) await(ctx context.Context) {
 	}
 }
 
-// miss notes what falls due while an Alertmanager has not answered: it is told that when it
-// has.
-func (a *asks) miss(to endpoint, due []*Delivery) {
-	ids := a.missed[to.url]
-	for _, d := range due {
-		if d != nil && !slices.Contains(ids, d.ID) {
-			ids = append(ids, d.ID)
-		}
-	}
-	a.missed[to.url] = ids
-}
+// forget forgets what is told, and is to be: what comes of it is nobody's any more.
+func (a *asks) forget() { a.words, a.queues = map[string]*word{}, map[string][]string{} }
 
 // only cuts off what goes anywhere else. What is cut off is replied to.
 func (a *asks) only(to []endpoint) {
@@ -124,14 +148,14 @@ func (a *asks) only(to []endpoint) {
 	}
 }
 
-// drop cuts off everything, and forgets it; those messages are due again, at the latest
-// when they were postponed to.
+// drop cuts off and forgets everything; those messages are due again, at the latest when
+// they were postponed to.
 func (a *asks) drop() {
 	a.only(nil)
 	for range len(a.out) - len(a.early) {
 		<-a.replies
 	}
 	clear(a.out)
-	clear(a.missed)
+	a.forget()
 	a.early = nil
 }

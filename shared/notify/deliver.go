@@ -1,7 +1,6 @@
 package notify
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,10 +126,11 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	h.lease = r.lease()
 	if h.lane.Revision != r.Revision {
 		h.asks.only(r.endpoints())
+		h.asks.forget() // all that waits is made due
 		h.lane.Revision, h.lane.Holds, h.lane.Hasten = r.Revision, nil, hasten{Began: now}
 		return then{}, nil // the lease may be another
 	}
-	if err := s.replies(ctx, h, r); err != nil {
+	if err := s.goOn(ctx, h, r); err != nil {
 		return then{}, err
 	}
 	if ok, at := h.free(r, now); !ok {
@@ -139,7 +139,7 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	limit := webhookRound
 	switch {
 	case r.Kind == KindAlertmanager:
-		limit = cmp.Or(s.pushMost, pushRound)
+		limit = s.pushAtMost()
 	case h.lane.Holds[r.URL].Fails > 0:
 		limit = probeRound
 	}
@@ -152,11 +152,7 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 		return then{}, err
 	}
 	standing := s.tellStanding(ctx, h, r, now)
-	var next time.Time
-	due, err := s.missed(ctx, h, r, limit, now)
-	if len(due) == 0 && err == nil {
-		due, next, err = s.pending(ctx, r, limit, now)
-	}
+	due, next, err := s.pending(ctx, r, limit, now)
 	switch {
 	case err != nil:
 		return then{}, err
@@ -260,7 +256,7 @@ func (s *Service) send(ctx context.Context, h *held, r *target, due []*Delivery)
 		answers []answer
 		changed = s.changed(ctx, r)
 	)
-	err := each(due, func(_ int, d *Delivery) error {
+	err := each(due, func(d *Delivery) error {
 		if changed() {
 			return nil
 		}

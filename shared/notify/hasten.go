@@ -66,3 +66,23 @@ func (s *Service) hasten(ctx context.Context, h *held, r *target, now time.Time)
 	}
 	return p.Next != "", nil // kept with the lane
 }
+
+// readOpen reads those of a receiver's messages that are to be sent, by id, without those
+// that cannot be read.
+func (s *Service) readOpen(ctx context.Context, r *target, ids []string) (map[string]*Delivery, error) {
+	var keys []ledger.Key
+	for _, id := range ids {
+		keys = append(keys, record.DeliveryKey(r.ID, id))
+	}
+	items, err := s.getMany(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]*Delivery{}
+	for _, it := range items {
+		if d, err := decodeDelivery(it); err == nil && d.open() && r.sendable(d) {
+			out[d.ID] = d
+		}
+	}
+	return out, nil
+}

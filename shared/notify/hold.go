@@ -41,15 +41,22 @@ func (r *Receiver) endpoints() []endpoint {
 	}
 	var out []endpoint
 	for i, u := range r.URLs {
-		if !slices.ContainsFunc(out, func(p endpoint) bool { return alertsURL(p.url) == alertsURL(u) }) {
+		if !slices.ContainsFunc(out, func(p endpoint) bool { return samePlace(p.url) == samePlace(u) }) {
 			out = append(out, endpoint{u, "/urls/" + strconv.Itoa(i), i})
 		}
 	}
 	return out
 }
 
-// failHold is for how long nothing is sent where so many rounds in a row failed.
-func failHold(fails int) time.Duration { return min(time.Second<<min(fails, 6), maxFailHold) }
+// failHold is for how long nothing is sent where so many rounds in a row failed. An
+// Alertmanager that is back is to be told within what fires there ends by itself.
+func (s *Service) failHold(kind string, fails int) time.Duration {
+	most := maxFailHold
+	if kind == KindAlertmanager {
+		most = maxPushHold
+	}
+	return min(s.spread(time.Second<<min(fails, 6)), most)
+}
 
 // heldUntil is when something may be sent to an endpoint again; zero: now.
 func (l *lane) heldUntil(to endpoint, now time.Time) time.Time {
@@ -76,6 +83,10 @@ func (h *held) free(r *target, now time.Time) (bool, time.Time) {
 	return false, next
 }
 
+// loggedFails is how often in a row an endpoint takes nothing when that is logged: one that
+// fails at times is told by what becomes of messages.
+const loggedFails = 2
+
 // came takes over what came of messages to an endpoint: where it took none, or asked for a
 // pause, nothing is sent there for a while. An Alertmanager that refuses alerts is there.
 func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, answers []answer) {
@@ -94,7 +105,7 @@ func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, ans
 	case pause > 0:
 		next.Until = now.Add(min(pause, maxHold))
 	case failed:
-		next.Until = now.Add(min(s.spread(failHold(next.Fails)), maxFailHold))
+		next.Until = now.Add(s.failHold(r.Kind, next.Fails))
 	}
 	if h.lane.Holds == nil {
 		h.lane.Holds = map[string]hold{}
@@ -103,9 +114,9 @@ func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, ans
 		h.lane.Holds[to.url] = next
 	}
 	switch {
-	case failed && was.Fails == 0:
-		s.Logger.WarnContext(ctx, "a receiver takes nothing, and is tried again", "receiver", r.Name, "id", r.ID, "endpoint", to.name, "err", next.Error)
-	case !failed && was.Fails > 0:
+	case next.Fails == loggedFails:
+		s.Logger.WarnContext(ctx, "a receiver takes nothing, and is tried again", "receiver", r.Name, "id", r.ID, "endpoint", to.name, "until", next.Until, "err", next.Error)
+	case !failed && was.Fails >= loggedFails:
 		s.Logger.InfoContext(ctx, "a receiver takes messages again", "receiver", r.Name, "id", r.ID, "endpoint", to.name, "failed", was.Fails)
 	}
 }

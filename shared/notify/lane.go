@@ -34,8 +34,10 @@ const (
 	leaseBeyond = 15 * time.Second
 	// maxHold bounds the pause that a receiver may ask for (Retry-After).
 	maxHold = time.Hour
-	// maxFailHold bounds the pause between rounds that fail.
+	// maxFailHold bounds the pause between rounds that fail, maxPushHold that of an
+	// Alertmanager.
 	maxFailHold = time.Minute
+	maxPushHold = 20 * time.Second
 	// farAhead is behind everything that is ever due: what is due later was put
 	// there by a clock that was ahead.
 	farAhead = 16 * time.Hour

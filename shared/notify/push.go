@@ -1,11 +1,14 @@
 package notify
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
+	"path"
 	"strings"
 	"time"
 
@@ -106,6 +109,18 @@ func (s *Service) refresh(ctx context.Context, r *target, due []*Delivery) error
 	return nil
 }
 
+// samePlace is a URL as all that lead to the same place are written.
+func samePlace(text string) string {
+	u, err := url.Parse(text)
+	if err != nil {
+		return text
+	}
+	u.Scheme, u.Host = strings.ToLower(u.Scheme), strings.ToLower(u.Host)
+	u.Host = strings.TrimSuffix(u.Host, map[string]string{"https": ":443", "http": ":80"}[u.Scheme])
+	u.Path, u.RawPath = path.Clean("/"+u.Path), ""
+	return u.String()
+}
+
 // apiPath is where an Alertmanager has its API, behind its URL.
 const apiPath = "/api/v2"
 
@@ -135,6 +150,9 @@ func pushBody(due []*Delivery, now time.Time) []byte {
 	return b
 }
 
+// pushAtMost is how many alerts one push has at most.
+func (s *Service) pushAtMost() int { return cmp.Or(s.pushMost, pushRound) }
+
 // pushTo sends alerts to one Alertmanager. Of what it refuses, halves are tried, as long as
 // that is not too long: the rest counts as refused.
 func (s *Service) pushTo(ctx context.Context, r *target, to endpoint, due []*Delivery, now time.Time) []answer {
@@ -144,7 +162,7 @@ func (s *Service) pushTo(ctx context.Context, r *target, to endpoint, due []*Del
 	for tries := 0; len(parts) > 0; tries++ {
 		p := parts[0]
 		parts = parts[1:]
-		if tries == refusedTries || !refused.IsZero() && time.Since(refused) > s.waits() {
+		if tries == refusedTries || !refused.IsZero() && time.Since(refused) > cmp.Or(s.patience, refusedWithin) {
 			break
 		}
 		a := s.post(ctx, &r.Receiver, alertsURL(to.url), http.Header{}, pushBody(due[p.from:p.to], now))

@@ -46,7 +46,7 @@ type Spec struct {
 	Matchers []alert.Match `json:"matchers,omitempty" doc:"All must hold; as those of silences. None: all alerts"`
 	// SendResolved: tell, too, that alerts are over; nil is true.
 	SendResolved *bool          `json:"send_resolved,omitempty" doc:"Of a webhook: tell that alerts resolved, too. True when absent"`
-	Timeout      alert.Duration `json:"timeout,omitempty" doc:"Of one try: 1s to 30s, 15s when absent"`
+	Timeout      alert.Duration `json:"timeout,omitempty" doc:"Of one try: 1s to 30s; 15s when absent, or 0s"`
 	// Labels are added to each alert that an Alertmanager gets.
 	Labels  map[string]string `json:"labels,omitempty" doc:"Added to each alert for an Alertmanager: up to 16, none named alertname, severity, cluster or folded"`
 	Enabled *bool             `json:"enabled,omitempty" doc:"True when absent, which also ends that the plane disabled it; what happens while it is false no webhook is told later"`
@@ -143,10 +143,10 @@ func (s *Service) check(sp *Spec) error {
 			for i, u := range sp.URLs {
 				at := "/urls/" + strconv.Itoa(i)
 				s.checkURL(f, at, sp.Kind, u)
-				if first := slices.IndexFunc(sp.URLs, func(o string) bool { return alertsURL(o) == alertsURL(u) }); first < i {
+				if first := slices.IndexFunc(sp.URLs, func(o string) bool { return samePlace(o) == samePlace(u) }); first < i {
 					f.add(at, alert.CodeConflict, "is that of /urls/%d", first)
 				}
-				if strings.Contains(u+"/", apiPath+"/") {
+				if strings.Contains(strings.ToLower(samePlace(u))+"/", apiPath+"/") {
 					f.add(at, alert.CodeFormat, "must end before %s, which is put behind it", apiPath)
 				}
 			}

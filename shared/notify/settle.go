@@ -22,11 +22,10 @@ type answer struct {
 	gone   bool          // 410
 	body   string        // its beginning
 	// The rest is of one of several Alertmanagers. at is where it is among them; notAsked
-	// that nothing is sent there until the time, missed that it has not answered what it
-	// was told before.
-	at               int
-	notAsked, missed bool
-	until            time.Time
+	// that nothing is sent there until the time, cut that it is not known what came of it.
+	at            int
+	notAsked, cut bool
+	until         time.Time
 }
 
 func (a *answer) taken() bool { return a.err == "" }

@@ -149,6 +149,61 @@ func TestSlowOneIsToldWhatItMissed(t *testing.T) {
 	}
 }
 
+// Two that are slow, out of step, keep nothing from a third, nor from each other.
+func TestTwoSlowOnes(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = time.Millisecond
+	var sites []*fake
+	var gates []chan struct{}
+	for range 2 {
+		s, gate := newFake(t, p), make(chan struct{})
+		take := s.answer
+		s.answer = func(w http.ResponseWriter, r *http.Request, n int) {
+			select {
+			case <-gate:
+				take(w, r, n)
+			case <-r.Context().Done():
+			}
+		}
+		sites, gates = append(sites, s), append(gates, gate)
+	}
+	up := newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{sites[0].URL, sites[1].URL, up.URL}, Timeout: alert.Duration(MaxTimeout)})
+	tell := func(n int) {
+		t.Helper()
+		p.tell(alert.TypeFiring, p.alert(fmt.Sprintf("hot%d", n)))
+		if err := p.Follow(t.Context(), stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tell(0)
+	done := p.delivering(r)
+	const alerts = 6
+	for i := range alerts {
+		if i > 0 {
+			tell(i)
+		}
+		eventually(t, "the one that is quick knows it", func() bool { return len(up.firing(p.clock())) == i+1 })
+		s, gate := sites[i%2], gates[i%2]
+		eventually(t, "a slow one is asked once more", func() bool { return len(s.all()) == i/2+1 })
+		gate <- struct{}{}
+	}
+	close(gates[0])
+	close(gates[1])
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range append(sites, up) {
+		if n := len(s.firing(p.clock())); n != alerts {
+			t.Errorf("number %d knows %d of %d", i, n, alerts)
+		}
+	}
+	if d := p.deliveries(r, Active); len(d) != alerts {
+		t.Errorf("%d are known, %+v", len(d), p.deliveries(r, Pending))
+	}
+}
+
 // A late answer counts, unless there is something else to tell by then.
 func TestLateAnswers(t *testing.T) {
 	t.Parallel()
@@ -327,7 +382,7 @@ func TestDeadlineWithASlowOne(t *testing.T) {
 	}
 	opens()
 	p.patience = time.Minute
-	p.advance(missedAgain)
+	p.advance(postponed)
 	p.serve()
 	if d := p.deliveries(r, Delivered); len(d) != 1 || d[0].Tries != 1 {
 		t.Errorf("%+v", p.deliveries(r, ""))
@@ -358,7 +413,7 @@ func TestMissedByOneThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, d := range p.deliveries(r, "") {
-		if d.State != Pending || d.Next.After(p.clock().Add(missedAgain)) {
+		if d.State != Pending || d.Next.After(p.clock().Add(10*time.Second)) {
 			t.Errorf("%s is %s, and due in %s", d.Rule, d.State, d.Next.Sub(p.clock()))
 		}
 	}

@@ -1,0 +1,225 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// add takes over what came of a word at one of several Alertmanagers. It is taken when all
+// of them took it: to those that did, the next time is only one more. Of what failed it
+// keeps that of the first by its place among them, and rather that of one that was asked.
+func (w *word) add(r *target, to endpoint, more answer) {
+	more.at = to.at
+	if !more.taken() && len(r.URLs) > 1 {
+		more.err = clip(to.name+": "+more.err, maxError)
+	}
+	pause := min(w.said.pause, more.pause) // the first that may be asked again is
+	if d := more.weight() - w.said.weight(); d > 0 || d == 0 && more.at < w.said.at {
+		w.said = more
+	}
+	w.said.pause = pause
+}
+
+func newWord(d *Delivery) *word { return &word{d: d, said: answer{pause: maxHold, at: MaxURLs}} }
+
+// weight orders what came of a message at several Alertmanagers: the heaviest is told.
+func (a *answer) weight() int {
+	switch {
+	case a.taken():
+		return 0
+	case a.cut:
+		return 1
+	case a.notAsked:
+		return 2
+	}
+	return 3
+}
+
+// push has alerts be told to all of a receiver's Alertmanagers: at once to those that have
+// answered what they were told before, to others when they have, and not to those that are
+// held. It keeps what came of them; what not all have answered within patience is settled
+// when they have.
+func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery) error {
+	if err := s.refresh(ctx, r, due); err != nil {
+		return err
+	}
+	var ws []*word
+	for _, d := range due {
+		w := newWord(d)
+		h.asks.words[d.ID] = w
+		for _, to := range r.endpoints() {
+			h.asks.put(to, w)
+		}
+		ws = append(ws, w)
+	}
+	if err := s.goOn(ctx, h, r); err != nil {
+		return err
+	}
+	late := time.NewTimer(s.waits())
+	defer late.Stop()
+	for slices.ContainsFunc(ws, func(w *word) bool { return w.open > 0 }) {
+		select {
+		case a := <-h.asks.replies:
+			h.asks.early = append(h.asks.early, a)
+			if err := s.goOn(ctx, h, r); err != nil {
+				return err
+			}
+		case <-late.C:
+			ws = slices.DeleteFunc(ws, func(w *word) bool { return w.open == 0 })
+			return each(ws, func(w *word) error { return s.postpone(ctx, r, w, h.asks) })
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// goOn takes over the replies that are there, and tells each Alertmanager that has answered
+// what there is for it.
+func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
+	var over []*word // all have answered them
+	came := func(w *word, to endpoint, a answer) {
+		if h.asks.words[w.d.ID] != w {
+			return // there is a later word of it
+		}
+		w.add(r, to, a)
+		if w.open--; w.open == 0 {
+			delete(h.asks.words, w.d.ID)
+			over = append(over, w)
+		}
+	}
+	for {
+		a, ok := h.asks.take()
+		if !ok {
+			break
+		}
+		h.asks.over(a.to)
+		if ctx.Err() != nil {
+			return nil // it was cut off
+		}
+		if !a.cut {
+			s.came(ctx, h, r, a.to, a.answers)
+			s.refused(ctx, r, &a)
+		}
+		for i, w := range a.words {
+			if a.cut {
+				a.answers[i] = answer{err: "it had no time to answer", cut: true}
+			}
+			came(w, a.to, a.answers[i])
+		}
+	}
+	now, enough := s.now(), true
+	if at, ok := ctx.Deadline(); ok {
+		enough = r.fits(time.Until(at), s.waits()) > 0
+	}
+	for _, to := range r.endpoints() {
+		if h.asks.waitsFor(to) {
+			continue
+		}
+		if until := h.lane.heldUntil(to, now); !until.IsZero() {
+			for _, w := range h.asks.next(to, len(h.asks.queues[to.url])) {
+				came(w, to, answer{err: "not asked: " + h.lane.Holds[to.url].Error, notAsked: true, until: until})
+			}
+			continue
+		}
+		if !enough {
+			continue
+		}
+		if ws := h.asks.next(to, s.pushAtMost()); len(ws) > 0 {
+			s.ask(ctx, h.asks, r, to, ws, now)
+		}
+	}
+	return each(over, func(w *word) error {
+		if w.said.cut {
+			return nil // it is due again, since it was postponed
+		}
+		return unlessOther(s.settle(ctx, r, w.d, w.said), w.d)
+	})
+}
+
+// refused logs that alerts are refused which were not before.
+func (s *Service) refused(ctx context.Context, r *target, a *reply) {
+	n := 0
+	var first *word
+	for i, w := range a.words {
+		if a.answers[i].refused() && w.d.LastError == "" {
+			if n++; first == nil {
+				first = w
+			}
+		}
+	}
+	if n > 0 {
+		s.Logger.WarnContext(ctx, "an Alertmanager refuses alerts", "receiver", r.Name, "id", r.ID, "endpoint", a.to.name, "alerts", n, "first", first.d.Alert,
+			"status", a.answers[slices.Index(a.words, first)].status)
+	}
+}
+
+// unlessOther is the error of keeping what came of a message, unless there is another in
+// its place by now.
+func unlessOther(err error, d *Delivery) error {
+	if c, ok := errors.AsType[*ledger.ConflictError](err); ok && slices.Contains(c.Keys, record.DeliveryKey(d.Receiver, d.ID)) {
+		return nil
+	}
+	return err
+}
+
+// postpone has a word's message be due in a while, should nobody be there to take over what
+// comes of it: the process may end before.
+func (s *Service) postpone(ctx context.Context, r *target, w *word, a *asks) error {
+	n := *w.d
+	n.Next = s.now().Add(postponed)
+	for _, to := range r.endpoints() {
+		if a.waitsFor(to) {
+			late := newWord(w.d)
+			late.add(r, to, answer{err: "it has not answered yet"})
+			n.LastError = late.said.err
+			break
+		}
+	}
+	err := s.keepDelivery(ctx, r, w.d, &n)
+	n.version++
+	n.LastError = w.d.LastError // what came of it is settled as if nothing had been said
+	if err == nil {
+		w.d = &n
+	}
+	return unlessOther(err, w.d)
+}
+
+// each calls f for each, several at once, and joins the errors.
+func each[T any](all []T, f func(T) error) error {
+	var (
+		wg    sync.WaitGroup
+		slots = make(chan struct{}, perHost)
+		errs  = make([]error, len(all))
+	)
+	for i, x := range all {
+		slots <- struct{}{}
+		wg.Go(func() { defer func() { <-slots }(); errs[i] = f(x) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// tryPush tells all of a receiver's Alertmanagers of an alert, once, and waits for them.
+func (s *Service) tryPush(ctx context.Context, r *target, p *push) answer {
+	all, w := r.endpoints(), newWord(&Delivery{Push: p})
+	if len(all) == 0 {
+		return answer{err: "it has no URL"}
+	}
+	answers := make([][]answer, len(all))
+	var wg sync.WaitGroup
+	for i, to := range all {
+		wg.Go(func() { answers[i] = s.pushTo(ctx, r, to, []*Delivery{w.d}, s.now()) })
+	}
+	wg.Wait()
+	for i, to := range all {
+		w.add(r, to, answers[i][0])
+	}
+	return w.said
+}
