@@ -357,18 +357,3 @@ func (tx *transaction) abandoned() Cleanup {
 	}
 	return Cleanup{State: CleanupNone}
 }
-
-// residual lists the steps that nobody knows the outcome of.
-func (tx *transaction) residual() []Residual {
-	var out []Residual
-	for i, st := range tx.s.Steps {
-		if st.Phase != StepUnknown {
-			continue
-		}
-		p := tx.spec.Steps[i]
-		for _, r := range p.Resources {
-			out = append(out, Residual{StepID: p.ID, Step: p.Name, Resource: r, Detail: "its outcome is unknown: " + st.Detail})
-		}
-	}
-	return out
-}

@@ -47,17 +47,18 @@ func (l LockState) Acquire(resource string, h Holder) (LockState, error) {
 }
 
 // Release returns the lock without the operation's hold. When the operation
-// left the resource unsettled it is remembered; when it succeeded, what earlier
-// ones left is settled.
-func (l LockState) Release(op string, unsettled, succeeded bool) LockState {
+// left the resource unsettled it is remembered, beside earlier ones; else, when its
+// end settles the resource, what those left is forgotten.
+func (l LockState) Release(op string, unsettled, settles bool) LockState {
 	l.Holders = slices.DeleteFunc(slices.Clone(l.Holders), func(h Holder) bool { return h.Operation == op })
 	switch {
-	case unsettled && !slices.Contains(l.Unsettled, op):
+	case unsettled && slices.Contains(l.Unsettled, op): // an earlier run of it did, too
+	case unsettled:
 		l.Unsettled = append(slices.Clone(l.Unsettled), op)
 		if len(l.Unsettled) > 10 {
 			l.Unsettled = l.Unsettled[len(l.Unsettled)-10:]
 		}
-	case succeeded:
+	case settles:
 		l.Unsettled = nil
 	}
 	return l

@@ -174,13 +174,7 @@ func (tx *transaction) end(f Final) error {
 	default:
 		return fmt.Errorf("%w: outcome %q", ErrInvalidReport, f.Outcome)
 	}
-	known := r.Residual
-	for _, x := range tx.residual() {
-		if !slices.Contains(known, x) {
-			r.Residual = append(r.Residual, x)
-		}
-	}
-	r.Residual = tx.ownResidual(r.Residual)
+	r.Residual = tx.besides(tx.ownResidual(r.Residual), tx.residual())
 	r.NotVerified = append(slices.Clone(r.NotVerified), tx.onTrust()...)
 	tx.endLease("reported")
 	tx.finish(r)
@@ -221,17 +215,6 @@ func (tx *transaction) reconcile(actor Actor, reason, detail string, w Waiting) 
 	w.Since = tx.at
 	tx.setWaiting(&w)
 	return nil
-}
-
-// ownResidual drops what an agent says of steps that are not of the plan.
-func (tx *transaction) ownResidual(rs []Residual) []Residual {
-	var out []Residual
-	for _, r := range rs {
-		if tx.spec.StepIndex(r.StepID) >= 0 && slices.Contains(tx.spec.Resources, r.Resource) {
-			out = append(out, r)
-		}
-	}
-	return out
 }
 
 // Resolve outcomes: what a person knows of a step.
@@ -278,13 +261,13 @@ func (c Resolve) apply(tx *transaction) error {
 		tx.finish(Result{Outcome: Failed, Message: "settled by " + c.By.ID + ": " + c.Evidence,
 			Cause:      &Cause{ErrorCode: "resolved_failed", StepID: tx.spec.Steps[failed].ID, Detail: tx.s.Steps[failed].Detail},
 			Retryable:  tx.spec.Steps[failed].ReplaySafe,
-			NextAction: &NextAction{Code: ActRetry, Text: "retry once the cause is mended"}, Cleanup: tx.abandoned()})
+			NextAction: &NextAction{Code: ActRetry, Text: "retry once the cause is mended"}, Residual: tx.residual(), Cleanup: tx.abandoned()})
 		return tx.move(Failed, ByResolve, c.By, c.Reason, c.Evidence)
 	case tx.firstOpen() < 0:
-		tx.finish(Result{Outcome: Succeeded, Message: "settled by " + c.By.ID, NotVerified: tx.onTrust()})
+		tx.finish(Result{Outcome: Succeeded, Message: "settled by " + c.By.ID, NotVerified: tx.onTrust(), Residual: tx.residual()})
 		return tx.move(Succeeded, ByResolve, c.By, c.Reason, c.Evidence)
 	case tx.s.Cancel != nil:
-		tx.finish(Result{Outcome: Cancelled, Message: "cancelled; settled by " + c.By.ID, Cleanup: tx.abandoned()})
+		tx.finish(Result{Outcome: Cancelled, Message: "cancelled; settled by " + c.By.ID, Residual: tx.residual(), Cleanup: tx.abandoned()})
 		return tx.move(Cancelled, ByResolve, c.By, c.Reason, c.Evidence)
 	}
 	return tx.move(Dispatched, ByResolve, c.By, c.Reason, c.Evidence)

@@ -289,7 +289,7 @@ func (st *Store) releaseLocks(ctx context.Context, spec *operation.Spec, s *oper
 		if err != nil {
 			return nil, err
 		}
-		next := state.Release(spec.ID, residual[l.Resource], s.Phase == operation.Succeeded && l.Mode == operation.Exclusive)
+		next := state.Release(spec.ID, residual[l.Resource], s.Settles() && l.Mode == operation.Exclusive)
 		writes = append(writes, ledger.Write{Item: ledger.Item{Key: LockKey(l.Resource), Data: Encode(next)}, Expect: it.Version})
 	}
 	return writes, nil
