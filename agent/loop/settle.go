@@ -26,7 +26,7 @@ type settling struct {
 	// restored: the record is from a backup, and may lack that a step was begun.
 	restored bool
 	silent   *time.Duration // since when nothing answered first
-	denied   *time.Duration // since when a right is missing, after that
+	denied   *time.Duration // since when a right is missing, after any silence
 }
 
 // settle reads what became of the unfinished steps before anything is issued.
@@ -135,9 +135,9 @@ func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Find
 }
 
 // unanswered tells whether the finding of a probe that was made at that time is none:
-// nothing answered. An API server that answers again denies every right until it has
-// read its roles, so that a denial counts as silence until steps believe it as well.
-// And what became of a step that was never begun is not unknown for want of a right:
+// nothing answered. An API server that has just started denies every right until it has
+// read its roles, so that a denial counts as silence until steps believe it as well,
+// also where this lease has met no silence: it may have begun after that. And what became of a step that was never begun is not unknown for want of a right:
 // it waits until it has that.
 func (w *settling) unanswered(s *stepState, f executor.Finding, asked time.Duration) bool {
 	if f.Phase != operation.StepUnknown {
@@ -151,13 +151,23 @@ func (w *settling) unanswered(s *stepState, f executor.Finding, asked time.Durat
 		w.denied = nil
 		return true
 	case codeForbidden:
-		unbegun := !s.begun && !w.restored
-		if w.denied == nil && (w.silent != nil || unbegun) {
+		if w.denied == nil {
 			w.denied = &asked
 		}
-		return unbegun || w.denied != nil && !w.believed(asked)
+		return !s.begun && !w.restored || !w.believed(asked)
 	}
 	return false
+}
+
+// heldFor is how long the lease has been held for want of an answer.
+func (w *settling) heldFor(now time.Duration) time.Duration {
+	switch {
+	case w.silent != nil:
+		return now - *w.silent
+	case w.denied != nil:
+		return now - *w.denied
+	}
+	return 0
 }
 
 // believed tells whether a right is missing for good, as far as can be told.
@@ -181,7 +191,7 @@ func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said execu
 	switch now := r.agent.mono(); {
 	case closed(r.agent.stopping):
 		return &end{outcome: protocol.FinalHandBack}
-	case unknown && w.silent != nil && now-*w.silent >= holdUnknown && r.lease.remaining() > 2*executor.HandBackFor:
+	case unknown && w.heldFor(now) >= holdUnknown && r.lease.remaining() > 2*executor.HandBackFor:
 		r.agent.aside.put(r.a.Operation, now+executor.HandBackFor)
 		r.out.note(protocol.Note{Code: said.ErrorCode, Detail: said.Detail, StepID: s.ID})
 		return &end{outcome: protocol.FinalHandBack}

@@ -129,3 +129,20 @@ func TestFoundIsNotBegun(t *testing.T) {
 		}
 	})
 }
+
+// TestUnknownBesideAMissingRight: a lease is not held for a right over a step that a
+// person may know the outcome of.
+func TestUnknownBesideAMissingRight(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		b.exec.probe["cordon"] = func(*executor.Task) executor.Finding {
+			return executor.Unknown("in_progress", "another has it under way")
+		}
+		b.needs("evict")
+		b.start()
+		op := b.unsettled(time.Hour, drainPlan()...)
+		b.plane.wait(t, holdUnknown+deniedMost*6/5+5*time.Second, "the lease is given back", func() bool {
+			s := b.plane.ops[op].State
+			return s.Phase == operation.Reconciling && s.Lease == nil
+		})
+	})
+}
