@@ -183,6 +183,7 @@ type script struct {
 	left    *protocol.Assignment // as the last run that was observed left it
 	deltas  chan executor.Delta
 	fleet   protocol.Inventory
+	probing sync.WaitGroup // also those that the agent waits for no longer
 }
 
 func (s *script) Capabilities() []protocol.Capability {
@@ -190,6 +191,8 @@ func (s *script) Capabilities() []protocol.Capability {
 }
 
 func (s *script) Probe(_ context.Context, t *executor.Task) executor.Finding {
+	s.probing.Add(1)
+	defer s.probing.Done()
 	s.world.mu.Lock()
 	s.world.probes = append(s.world.probes, t.Step.Name)
 	s.world.mu.Unlock()
@@ -317,6 +320,7 @@ func bubble(t *testing.T, f func(t *testing.T, b *bench)) {
 		}()
 		t.Cleanup(func() {
 			_ = b.halt()
+			b.exec.probing.Wait()
 			cancel()
 			<-swept
 			b.world.mu.Lock()

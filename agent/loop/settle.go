@@ -109,8 +109,14 @@ func (r *run) foreign() bool {
 func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Finding, *end) {
 	var said executor.Outcome
 	for try, denials := 1, 0; ; try++ {
+		if e := r.needless(ctx, w); e != nil {
+			return executor.Finding{}, because(e, s, said)
+		}
 		began, asked := r.agent.now(), r.agent.mono()
-		f := r.probe(ctx, s)
+		f := r.probeNeeded(ctx, s, w)
+		if e := r.needless(ctx, w); e != nil {
+			return f, because(e, s, said)
+		}
 		if !s.begun && !w.foreign || !w.unanswered(s, f, asked) {
 			r.lifted(s, codeSilent, codeForbidden)
 			return f, because(r.interrupted(ctx, false), s, said)
@@ -126,12 +132,32 @@ func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Find
 			said, wait = executor.Waiting(f.ErrorCode, f.Detail), backoff(denials, time.Second, deniedMost)
 			r.denied(s, began.Add(*w.denied-asked), said)
 		}
-		// A cancel does not wake it: what it calls for must be read first as well.
-		pause(ctx, wait, r.agent.stopping)
+		wake := r.agent.stopping // most cancels do not: what they call for must be read first as well
+		if r.needsNoAnswer(w) {
+			wake = r.boundary
+		}
+		pause(ctx, wait, wake)
 		if e := r.unheard(ctx, s, w, said); e != nil {
 			return f, because(e, s, said)
 		}
 	}
+}
+
+// probeNeeded probes a step for as long as the run needs the answer.
+func (r *run) probeNeeded(ctx context.Context, s *stepState, w *settling) executor.Finding {
+	if r.needsNoAnswer(w) {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		go func() {
+			select {
+			case <-r.boundary:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return r.probe(ctx, s)
 }
 
 // unanswered tells whether the finding of a probe that was made at that time is none:
@@ -195,10 +221,28 @@ func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said execu
 		r.agent.aside.put(r.a.Operation, now+executor.HandBackFor)
 		r.out.note(protocol.Note{Code: said.ErrorCode, Detail: said.Detail, StepID: s.ID})
 		return &end{outcome: protocol.FinalHandBack}
-	case cancelled && !unknown && !w.foreign && !r.needsCleanup():
+	case cancelled && !unknown && !w.restored && !r.needsCleanup():
 		return &end{outcome: protocol.FinalCancelled}
 	}
 	return nil
+}
+
+// needsNoAnswer tells whether a cancel may end the run whatever the probes have to say:
+// nothing is unknown, and no step with an effect was ever begun. What an earlier
+// operation has under way on the resource stays on record as that one's.
+func (r *run) needsNoAnswer(w *settling) bool {
+	return !w.restored && !slices.ContainsFunc(r.steps, func(s *stepState) bool {
+		return s.Phase == operation.StepUnknown || s.begun && s.Effect
+	})
+}
+
+// needless tells how a run ends that waits for answers which it does not need: with a
+// cancel, or a stop.
+func (r *run) needless(ctx context.Context, w *settling) *end {
+	if !closed(r.boundary) || !r.needsNoAnswer(w) {
+		return nil
+	}
+	return r.interrupted(ctx, true)
 }
 
 // because names the step that was waited for, and what was silent, in an end that says
