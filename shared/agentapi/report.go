@@ -210,7 +210,8 @@ func reportOf(agent string, r protocol.Report) (operation.Report, error) {
 
 func finalOf(f *protocol.Final) *operation.Final {
 	out := &operation.Final{Outcome: short(f.Outcome), Message: detail(f.Message), Retryable: f.Retryable,
-		Verified: texts(f.Verified), NotVerified: texts(f.NotVerified), Details: f.Details}
+		Verified: texts(f.Verified), NotVerified: texts(f.NotVerified), Details: f.Details,
+		Observed: f.Observed != nil || len(f.Verified) > 0}
 	if f.Cause != nil {
 		out.Cause = &operation.Cause{ErrorCode: short(f.Cause.ErrorCode), StepID: short(f.Cause.StepID),
 			CommandID: short(f.Cause.CommandID), Detail: detail(f.Cause.Detail)}

@@ -167,7 +167,7 @@ func (c RequestCancel) apply(tx *transaction) error {
 		if tx.s.StartedAt != nil {
 			message = "cancelled while no agent held it"
 		}
-		tx.finish(Result{Outcome: Cancelled, Message: message, Residual: tx.residual(), Cleanup: tx.abandoned()})
+		tx.finish(Result{Outcome: Cancelled, Message: message, Residual: tx.left(), Cleanup: tx.abandoned()})
 		return tx.move(Cancelled, ByCancel, c.By, c.Reason, "")
 	case Running:
 		return tx.move(Cancelling, ByCancel, c.By, c.Reason, "")
@@ -212,7 +212,7 @@ func (Expire) apply(tx *transaction) error {
 	}
 	tx.forget("the deadline passed and its agent was not heard of")
 	tx.endLease("deadline")
-	tx.finish(Result{Outcome: TimedOut, Message: detail, Cause: &cause, Residual: tx.residual(), Cleanup: tx.abandoned(),
+	tx.finish(Result{Outcome: TimedOut, Message: detail, Cause: &cause, Residual: tx.left(), Cleanup: tx.abandoned(),
 		NextAction: &NextAction{Code: ActEscalate, Text: "look at the journal for what it waited for, mend that, and ask again with a later deadline"}})
 	return tx.move(TimedOut, ByDeadline, Sweep, "deadline_exceeded", detail)
 }
@@ -227,7 +227,7 @@ type CannotStart struct {
 func (c CannotStart) apply(tx *transaction) error {
 	cause, next := c.Cause, c.NextAction
 	tx.finish(Result{Outcome: Failed, Message: cause.Detail, Cause: &cause, Retryable: c.Retryable, NextAction: &next,
-		Residual: tx.residual(), Cleanup: tx.abandoned()})
+		Residual: tx.left(), Cleanup: tx.abandoned()})
 	return tx.move(Failed, ByDead, Plane, cause.ErrorCode, cause.Detail)
 }
 

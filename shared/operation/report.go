@@ -56,6 +56,9 @@ type Final struct {
 	Residual    []Residual
 	Cleanup     *Cleanup
 	Details     json.RawMessage
+	// Observed: the agent read the target at the end. What it saw left behind is
+	// Residual then, and what it does not name is not.
+	Observed bool
 }
 
 func (c Report) apply(tx *transaction) error {
@@ -174,7 +177,11 @@ func (tx *transaction) end(f Final) error {
 	default:
 		return fmt.Errorf("%w: outcome %q", ErrInvalidReport, f.Outcome)
 	}
-	r.Residual = tx.besides(tx.ownResidual(r.Residual), tx.residual())
+	left := tx.residual()
+	if !f.Observed && (r.Outcome == TimedOut || r.Outcome == Cancelled) {
+		left = tx.left()
+	}
+	r.Residual = tx.besides(tx.ownResidual(r.Residual), left)
 	r.NotVerified = append(slices.Clone(r.NotVerified), tx.onTrust()...)
 	tx.endLease("reported")
 	tx.finish(r)
@@ -261,13 +268,13 @@ func (c Resolve) apply(tx *transaction) error {
 		tx.finish(Result{Outcome: Failed, Message: "settled by " + c.By.ID + ": " + c.Evidence,
 			Cause:      &Cause{ErrorCode: "resolved_failed", StepID: tx.spec.Steps[failed].ID, Detail: tx.s.Steps[failed].Detail},
 			Retryable:  tx.spec.Steps[failed].ReplaySafe,
-			NextAction: &NextAction{Code: ActRetry, Text: "retry once the cause is mended"}, Residual: tx.residual(), Cleanup: tx.abandoned()})
+			NextAction: &NextAction{Code: ActRetry, Text: "retry once the cause is mended"}, Residual: tx.left(), Cleanup: tx.abandoned()})
 		return tx.move(Failed, ByResolve, c.By, c.Reason, c.Evidence)
 	case tx.firstOpen() < 0:
 		tx.finish(Result{Outcome: Succeeded, Message: "settled by " + c.By.ID, NotVerified: tx.onTrust(), Residual: tx.residual()})
 		return tx.move(Succeeded, ByResolve, c.By, c.Reason, c.Evidence)
 	case tx.s.Cancel != nil:
-		tx.finish(Result{Outcome: Cancelled, Message: "cancelled; settled by " + c.By.ID, Residual: tx.residual(), Cleanup: tx.abandoned()})
+		tx.finish(Result{Outcome: Cancelled, Message: "cancelled; settled by " + c.By.ID, Residual: tx.left(), Cleanup: tx.abandoned()})
 		return tx.move(Cancelled, ByResolve, c.By, c.Reason, c.Evidence)
 	}
 	return tx.move(Dispatched, ByResolve, c.By, c.Reason, c.Evidence)

@@ -22,6 +22,48 @@ func (tx *transaction) residual() []Residual {
 	return out
 }
 
+// left lists what an operation leaves behind whose end nobody looked at: beside what
+// nobody proved anyway, what its steps began to bring about and nothing is known to have
+// undone. The plan and the steps' attempts tell; what the world shows may be otherwise.
+func (tx *transaction) left() []Residual {
+	out := tx.residual()
+	var begun []Residual
+	for i, p := range tx.spec.Steps {
+		st := tx.s.Steps[i]
+		switch {
+		case !p.Effect || p.Cleanup || len(st.Attempts) == 0 || st.Phase == StepSkipped || tx.undone(i):
+			continue
+		case st.Resolved != nil && st.Resolved.Outcome == ResolveNotDone:
+			continue
+		}
+		what := "begun"
+		switch {
+		case st.Resolved != nil:
+			what = "settled as " + st.Resolved.Outcome + " by " + st.Resolved.By.ID
+		case st.Phase == StepSucceeded:
+			what = "carried out"
+		case st.Detail != "":
+			what += " (" + cut(st.Detail, maxAttemptDetail) + ")"
+		}
+		begun = tx.leave(begun, i, fmt.Sprintf("%q was %s, and nothing is known to have undone it: not verified", p.Title, what))
+	}
+	return tx.besides(out, begun)
+}
+
+// undone tells whether a cleanup step of what the step does came through after the
+// step's last attempt.
+func (tx *transaction) undone(step int) bool {
+	as := tx.s.Steps[step].Attempts
+	for i, p := range tx.spec.Steps {
+		if p.Cleanup && p.Capability == tx.spec.Steps[step].Capability && slices.ContainsFunc(tx.s.Steps[i].Attempts, func(a Attempt) bool {
+			return a.Outcome == OutcomeDone && !a.StartedAt.Before(as[len(as)-1].StartedAt)
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
 // outlasts tells whether what the step issues goes on without its agent, and past its
 // lease: that is why it cannot be interrupted.
 func (p PlanStep) outlasts() bool { return p.Effect && !p.Interruptible }

@@ -94,3 +94,79 @@ func TestAMarkStays(t *testing.T) {
 		t.Errorf("unsettled by %s", got)
 	}
 }
+
+// TestWhatNobodyLookedAtIsNamed: an operation that ends without anybody looking names
+// what its steps began and nothing undid. Who looked says for itself what is left.
+func TestWhatNobodyLookedAtIsNamed(t *testing.T) {
+	t.Parallel()
+	drain := func() *history {
+		spec := testSpec()
+		d, _ := Lookup("node.drain")
+		_, spec.Steps, _ = BuildPlan(d, spec.ID, Target{Kind: KindNode, ID: "nod_1"}, []byte(`{"on_cancel":"restore"}`))
+		for i := range spec.Steps {
+			spec.Steps[i].ID = "stp_" + spec.Steps[i].Name
+		}
+		return admit(t, spec).after(t, Dispatch{}).claimed(t)
+	}
+	ran := func(steps ...string) (rs []StepReport) {
+		for _, s := range steps {
+			done := is(s, StepSucceeded)
+			done.Outcome = OutcomeDone
+			rs = append(rs, is(s, StepRunning), done)
+		}
+		return rs
+	}
+	cordoned := func() *history { return drain().told(t, ran("preflight", "cordon")...) }
+	waiting := func() *history {
+		return cordoned().told(t, ran("evict")...).told(t, is("wait", StepRunning))
+	}
+	late := func(h *history) *history { h.at = h.s.Deadline; return h }
+	const cordon, evict = `"Mark the node unschedulable" was carried out`, `"Evict the planned pods" was `
+	for name, c := range map[string]struct {
+		h    *history
+		end  func(h *history) Change
+		want map[string]string
+	}{
+		"dead at the deadline": {waiting(), func(*history) Change { return Expire{} },
+			map[string]string{"cordon": cordon, "evict": evict + "carried out"}},
+		"dead in the eviction": {cordoned().told(t, is("evict", StepRunning)), func(*history) Change { return Expire{} },
+			map[string]string{"cordon": cordon, "evict": "its outcome is unknown"}},
+		"nothing was begun":     {drain().told(t, is("preflight", StepRunning)), func(*history) Change { return Expire{} }, nil},
+		"found done, not begun": {drain().told(t, is("preflight", StepSucceeded), is("cordon", StepSucceeded)), func(*history) Change { return Expire{} }, nil},
+		"the agent could not look": {late(waiting()), func(h *history) Change { return h.report(&Final{Outcome: FinalTimedOut}) },
+			map[string]string{"cordon": cordon, "evict": evict + "carried out"}},
+		"the agent looked": {late(waiting()), func(h *history) Change {
+			return h.report(&Final{Outcome: FinalTimedOut, Observed: true, Residual: []Residual{{StepID: "stp_wait", Step: "wait", Resource: "nod_1", Detail: "a pod"}}})
+		}, map[string]string{"wait": "a pod"}},
+		"its own words stand": {late(waiting()), func(h *history) Change {
+			return h.report(&Final{Outcome: FinalTimedOut, Residual: []Residual{{StepID: "stp_cordon", Step: "cordon", Resource: "nod_1", Detail: "left cordoned"}}})
+		}, map[string]string{"cordon": "left cordoned", "evict": evict + "carried out"}},
+		"handed back, refused before, cancelled": {cordoned().told(t, is("evict", StepRunning),
+			StepReport{StepID: "stp_evict", Phase: StepPending, Outcome: OutcomeWaiting, Detail: "budget web allows none"}), func(h *history) Change {
+			h.after(t, h.report(&Final{Outcome: FinalHandBack}))
+			return RequestCancel{By: person}
+		}, map[string]string{"cordon": cordon, "evict": evict + "begun (budget web allows none)"}},
+		"cleaned up, and could not look": {cordoned().after(t, RequestCancel{By: person}).told(t, ran("restore")...),
+			func(h *history) Change { return h.report(&Final{Outcome: FinalCancelled}) }, nil},
+		"failed by hand": {cordoned().told(t, is("evict", StepRunning)).after(t, LoseLease{}),
+			func(*history) Change {
+				return Resolve{StepID: "stp_evict", Outcome: ResolveFailed, By: person, Evidence: "saw it"}
+			},
+			map[string]string{"cordon": cordon, "evict": evict + "settled as failed by " + person.ID}},
+		"it never took effect": {cordoned().told(t, is("evict", StepRunning)).after(t, LoseLease{}, RequestCancel{By: person}),
+			func(*history) Change {
+				return Resolve{StepID: "stp_evict", Outcome: ResolveNotDone, By: person, Evidence: "saw it"}
+			},
+			map[string]string{"cordon": cordon}},
+	} {
+		h := c.h.after(t, c.end(c.h))
+		if !h.s.Phase.Terminal() || len(h.s.Result.Residual) != len(c.want) {
+			t.Errorf("%s: %s, residual %+v", name, h.s.Phase, h.s.Result.Residual)
+		}
+		for step, want := range c.want {
+			if got := h.left(step); !strings.Contains(got, want) || strings.HasPrefix(want, `"`) && !strings.HasSuffix(got, "not verified") {
+				t.Errorf("%s: %s is left as %q, want %q", name, step, got, want)
+			}
+		}
+	}
+}
