@@ -193,30 +193,6 @@ func (LoseLease) apply(tx *transaction) error {
 	return tx.move(Reconciling, ByLoss, Sweep, "lease_lost", detail)
 }
 
-// Expire: the deadline has passed and no agent can act on it any more.
-type Expire struct{}
-
-func (Expire) apply(tx *transaction) error {
-	if tx.s.Phase.Terminal() {
-		return ErrTerminal
-	}
-	detail := "the deadline passed"
-	if w := tx.s.Waiting; w != nil {
-		detail += " while it waited: " + w.Code + ": " + w.Detail
-	} else if p := tx.s.Progress; p != nil && p.Message != "" {
-		detail += " in step " + p.Step + ": " + p.Message
-	}
-	cause := Cause{ErrorCode: "deadline_exceeded", Detail: detail}
-	if i := tx.firstOpen(); i >= 0 && tx.s.StartedAt != nil {
-		cause.StepID = tx.spec.Steps[i].ID
-	}
-	tx.forget("the deadline passed and its agent was not heard of")
-	tx.endLease("deadline")
-	tx.finish(Result{Outcome: TimedOut, Message: detail, Cause: &cause, Residual: tx.left(), Cleanup: tx.abandoned(),
-		NextAction: &NextAction{Code: ActEscalate, Text: "look at the journal for what it waited for, mend that, and ask again with a later deadline"}})
-	return tx.move(TimedOut, ByDeadline, Sweep, "deadline_exceeded", detail)
-}
-
 // CannotStart: it cannot ever go. Pending or dispatched to failed.
 type CannotStart struct {
 	Cause      Cause
