@@ -1,6 +1,7 @@
 package event
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -224,12 +225,21 @@ func (at *reading) scans(streams []string, heads map[string]Head, next map[strin
 		budget = maxScan
 	}
 	for _, s := range active {
-		scans = append(scans, &scan{
-			l: at.Ledger, q: at.q, stream: s, next: max(next[s], 1), end: heads[s].Next,
-			budget: budget / len(active), want: at.q.Limit,
-		})
+		scans = append(scans, &scan{l: at.Ledger, q: at.q, stream: s, next: max(next[s], 1), end: heads[s].Next, want: at.q.Limit})
 	}
+	share(scans, budget)
 	return scans, turn
+}
+
+// share divides what may be looked at evenly among the scans; what a stream has no
+// use for, as it ends before, is for the others.
+func share(scans []*scan, budget int) {
+	left := func(s *scan) int64 { return s.end - s.next }
+	byLeft := slices.SortedFunc(slices.Values(scans), func(a, b *scan) int { return cmp.Compare(left(a), left(b)) })
+	for i, s := range byLeft {
+		s.budget = int(min(left(s), int64(budget/(len(byLeft)-i))))
+		budget -= s.budget
+	}
 }
 
 // collect takes events from the scans: always the one that was received first,

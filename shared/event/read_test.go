@@ -96,6 +96,24 @@ func TestReadIsBounded(t *testing.T) {
 	}
 }
 
+// TestReadSharesItsBound: what a stream that ends before has no use for is for the
+// others, so that as many events are looked at as the bound says, wherever they are.
+func TestReadSharesItsBound(t *testing.T) {
+	t.Parallel()
+	db := openDB(t)
+	for _, s := range []string{"clu_a", "clu_c", "clu_d"} {
+		put(t, db, s, 10, facts(10)...)
+	}
+	put(t, db, "clu_b", 300, facts(1800)...)
+	put(t, db, "clu_b", 1, fact("device.left", "a", 1))
+	put(t, db, "clu_b", 300, facts(300)...)
+	r := &Reader{Ledger: db, Streams: list("clu_a", "clu_b", "clu_c", "clu_d"), maxScan: 2000}
+	p, err := r.Read(context.Background(), Query{Types: []string{"device.*"}})
+	if err != nil || len(p.Events) != 1 || !p.More {
+		t.Errorf("%d events, more %t, %v", len(p.Events), p.More, err)
+	}
+}
+
 // TestManyStreams: with more streams than a read looks into, none starves.
 func TestManyStreams(t *testing.T) {
 	t.Parallel()

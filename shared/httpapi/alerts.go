@@ -18,7 +18,8 @@ const alertsPath = "/v1/alerts"
 func (a *API) alertRoutes() {
 	tags := []string{"alerts"}
 	register(a, huma.Operation{Method: http.MethodGet, Path: alertsPath, Summary: "List alerts", Tags: tags,
-		Description: "The one that began last comes first. Those that are not over: state=pending&state=firing."},
+		Description: "The one that began last comes first. Those that are not over: state=pending&state=firing. " +
+			"One call looks at 5,000 alerts at most: a page may be short, even empty, and have a next_cursor where more are left; read on until it is null."},
 		access{action: auth.Read, several: []string{"state", "severity"}}, a.listAlerts)
 	register(a, huma.Operation{Method: http.MethodGet, Path: alertsPath + "/{id}", Summary: "Get alert", Tags: tags}, access{action: auth.Read}, a.getAlert)
 	register(a, huma.Operation{Method: http.MethodPost, Path: alertsPath + "/{id}/acknowledge", Summary: "Acknowledge alert", Tags: tags,

@@ -188,7 +188,7 @@ func (a *API) nullable() {
 // ListOf is a page of a list.
 type ListOf[T any] struct {
 	Items      []T     `json:"items" nullable:"false"`
-	NextCursor *string `json:"next_cursor" doc:"Reads on behind the last item; null at the end"`
+	NextCursor *string `json:"next_cursor" doc:"Reads on behind what was looked at; null at the end. A page of a filtered list may be short, even empty, and have one"`
 }
 
 func newList[T any](items []T, next string) ListOf[T] {

@@ -43,12 +43,17 @@ type Listed struct {
 	Place string
 }
 
-// scanPages bounds what one call looks through.
-const scanPages = 10
+// maxLooked bounds the alerts that one call looks at, which with a filter may be more
+// than it returns; lookedAt are those of one read.
+const (
+	maxLooked = 5000
+	lookedAt  = 200
+)
 
 // Alerts reads a part of the list of alerts, the one that began last first,
 // behind the place after (""; the beginning). next is where to go on, "" at the
-// end: a page may be short, even empty, and still have one.
+// end: a page for which maxLooked alerts were looked at may be short, even empty, and
+// still have one.
 func (s *Service) Alerts(ctx context.Context, f Filter, after string, limit int) (found []Listed, next string, err error) {
 	q := ledger.Query{Index: ledger.List, PK: record.ListAlerts}
 	switch {
@@ -59,18 +64,19 @@ func (s *Service) Alerts(ctx context.Context, f Filter, after string, limit int)
 	case len(f.Streams) == 1:
 		q = ledger.Query{Index: ledger.Scope, PK: record.AlertsOfStream(f.Streams[0])}
 	}
-	sp := record.Span{Reverse: true, After: after, Limit: 200}
+	sp := record.Span{Reverse: true, After: after, Limit: lookedAt}
 	if !f.Since.IsZero() {
 		sp.From = record.TimeSort(f.Since, "")
 	}
 	if !f.Until.IsZero() {
 		sp.To = record.TimeSort(f.Until, "")
 	}
-	for range scanPages {
+	for looked := 0; looked < maxLooked; {
 		p, err := s.Store.Ledger.Query(ctx, sp.Query(q))
 		if err != nil {
 			return nil, "", fmt.Errorf("list alerts: %w", err)
 		}
+		looked += max(len(p.Items), 1)
 		for i, it := range p.Items {
 			sp.After = it.Index[q.Index].SK
 			a, err := record.Decode[alert.Alert](it)
