@@ -29,7 +29,9 @@ type Task struct {
 
 	// Fence must be called directly before each effect. It returns nil, or
 	// ErrFenced; the context it returns ends before the lease does, and every
-	// call that changes the world uses it.
+	// call that changes the world uses it. One that does no harm when it lands late
+	// may use the context that Execute was given instead, which ends with the lease
+	// as it is renewed.
 	Fence func(ctx context.Context) (context.Context, context.CancelFunc, error)
 	// Progress tells how far the step is. It never blocks.
 	Progress func(done, total int, unit, message string)

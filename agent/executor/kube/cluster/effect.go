@@ -50,7 +50,7 @@ func (r Reply) NotFound() bool { return apierrors.IsNotFound(r.Err) }
 // Failed what is left and was not done. An error of the server that does not tell
 // whether it was done is as good as no answer.
 func (c *Cluster) Effect(ctx context.Context, t *executor.Task, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
-	r, o := c.issue(ctx, t, what, resource, name, true, f)
+	r, o := c.issue(ctx, t, what, resource, name, bound{once: true}, f)
 	if o == nil && r.Category == Timeout {
 		lost := executor.Ambiguous(fmt.Sprintf("%s %s: %s", what, name, unheard(r.Err)))
 		lost.CommandID = r.Command
@@ -72,26 +72,46 @@ func unheard(err error) string {
 // the server is Failed, and a server that is away sets the outcome, whether or not
 // the call was done: of both MayHaveLanded tells whether that is open.
 func (c *Cluster) Repeatable(ctx context.Context, t *executor.Task, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
-	return c.issue(ctx, t, what, resource, name, false, f)
+	return c.issue(ctx, t, what, resource, name, bound{}, f)
 }
 
-// issue makes the call. once: it must not be made again while the first may have
-// been done.
-func (c *Cluster) issue(ctx context.Context, t *executor.Task, what, resource, name string, once bool, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
+// RepeatableWithin is Repeatable for a call that may take as long as limit: admission
+// may ask webhooks that take longer than calls are given else. It is fenced as every
+// effect is; then ctx, which ends with the lease as it is renewed, bounds it together
+// with limit, and no longer the lease as it was when the call began. So it is for
+// what does no harm where it lands a little after its lease, such as an eviction that
+// names the UID of a planned pod.
+func (c *Cluster) RepeatableWithin(ctx context.Context, t *executor.Task, limit time.Duration, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
+	return c.issue(ctx, t, what, resource, name, bound{limit: limit}, f)
+}
+
+// bound is what bounds a call.
+type bound struct {
+	once  bool          // it must not be made again while the first may have been done
+	limit time.Duration // how long it may take, under the lease as it is renewed; 0: as calls are given
+}
+
+// issue makes the call.
+func (c *Cluster) issue(ctx context.Context, t *executor.Task, what, resource, name string, b bound, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
+	ctx = Operation(ctx, t.Assignment)
 	id, end := t.Begin(what+" "+name, resource)
 	c.pauseAt(BeforeFence, t)
-	fenced, release, err := t.Fence(Operation(ctx, t.Assignment))
+	fenced, release, err := t.Fence(ctx)
 	if err != nil {
 		end(Refused, err.Error())
 		return Reply{Category: Refused, Err: err, Command: id}, fencedOff(id, err)
 	}
 	defer release()
 	c.pauseAt(AfterFence, t)
-	under, cancel := context.WithTimeout(fenced, c.callTimeout)
+	lease, within := fenced, c.callTimeout
+	if b.limit > 0 {
+		lease, within = ctx, b.limit
+	}
+	under, cancel := context.WithTimeout(lease, within)
 	defer cancel()
 	// A holder that was stopped since the fence learns here, before its timers
 	// have fired, that its time is over.
-	if d, bounded := under.Deadline(); bounded && !time.Now().Before(d) {
+	if d, bounded := fenced.Deadline(); bounded && !time.Now().Before(d) {
 		end(Timeout, "not sent")
 		return Reply{Category: Timeout, Err: executor.ErrFenced, Command: id}, fencedOff(id, executor.ErrFenced)
 	}
@@ -99,7 +119,7 @@ func (c *Cluster) issue(ctx context.Context, t *executor.Task, what, resource, n
 	err = f(context.WithValue(under, keyCall, seen))
 	r := Reply{Category: classify(err, seen), Err: err, RetryAfter: seen.retryAfter, Command: id}
 	open := mayHaveLanded(err)
-	if once && open {
+	if b.once && open {
 		r.Category = Timeout
 	}
 	r.MayHaveLanded = open || r.Category == Timeout
@@ -108,12 +128,12 @@ func (c *Cluster) issue(ctx context.Context, t *executor.Task, what, resource, n
 	case r.Category == unsent:
 		r.Category = Failed
 		x := Broken(err)
-		if fenced.Err() != nil && !open {
+		if lease.Err() != nil && !open {
 			x = *fencedOff(id, executor.ErrFenced)
 		}
 		o = &x
 	case r.Category == Refused && apierrors.IsForbidden(err):
-		o = c.lacking(fenced, seen, err)
+		o = c.lacking(lease, seen, err)
 	case apierrors.IsUnauthorized(err):
 		x := Broken(err)
 		o = &x

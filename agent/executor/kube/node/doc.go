@@ -26,7 +26,9 @@
 // API server. A lease with a generation above 1 writes its mark on the node before
 // it relies on a cordon that it found there, which ends the right of any patch
 // that an older holder still has in flight. Evictions and deletions are of kind
-// (b): each names the UID of one planned pod.
+// (b): each names the UID of one planned pod. One that lands after its lease does what
+// the next lease would do, so an eviction that went unanswered may take longer than
+// calls are given, until the deadline at most: webhooks may take 30 s.
 //
 // # What a successor knows
 //

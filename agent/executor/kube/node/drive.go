@@ -6,8 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/follow"
@@ -66,6 +64,8 @@ type result struct {
 	stage  int
 	grace  int64 // seconds that the call asked for; at 0 the API server waits for no kubelet
 	issued bool
+	begun  time.Time
+	took   time.Duration
 	// finished: the pod had run to its end when the call was made. The watch may show
 	// it going, and so not finished any more, before the answer is there.
 	finished bool
@@ -150,7 +150,7 @@ func (d *drive) settled(ctx context.Context, o executor.Outcome) executor.Outcom
 		o = *d.worst
 	}
 	if lost > 0 && ctx.Err() != nil {
-		return executor.Ambiguous(strings.TrimSuffix(fmt.Sprintf("what became of %d evictions is not known; %s", lost, o.Detail), "; "))
+		return d.openEnd(lost, o)
 	}
 	return o
 }
@@ -192,6 +192,9 @@ func (d *drive) start(ctx context.Context, l *look) {
 		d.inFlight++
 		p.inFlight = true
 		k := call{p: p, uid: p.uid, stage: l.force[p], lost: p.lost, finished: p.finished}
+		if k.stage == 0 && p.unheard.tries > 0 {
+			k.within = d.patience()
+		}
 		k.namespace, k.name, _ = strings.Cut(p.name, "/")
 		switch {
 		case k.stage == withGrace:
@@ -205,16 +208,6 @@ func (d *drive) start(ctx context.Context, l *look) {
 	}
 }
 
-// call is what issue needs to know: the plan itself is the drive's alone.
-type call struct {
-	p               *planned // to name it in the result
-	uid             types.UID
-	namespace, name string
-	stage           int
-	grace           int64 // seconds: what a deletion names, and what an eviction comes to
-	lost, finished  bool
-}
-
 // issue makes one call. It runs beside the others.
 func (d *drive) issue(ctx context.Context, k call) {
 	r := result{p: k.p, stage: k.stage, grace: k.grace, finished: k.finished}
@@ -223,9 +216,16 @@ func (d *drive) issue(ctx context.Context, k call) {
 		r.found = d.lookAt(ctx, k)
 		return
 	}
+	slots := d.slots
+	if k.within > 0 {
+		var stop context.CancelFunc
+		ctx, stop = d.untilOver(ctx)
+		defer stop()
+		slots = d.patient
+	}
 	select {
-	case d.slots <- struct{}{}:
-		defer func() { <-d.slots }()
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
 	case <-d.over:
 		return
 	case <-ctx.Done():
@@ -238,6 +238,8 @@ func (d *drive) issue(ctx context.Context, k call) {
 		return
 	default:
 	}
+	r.begun = d.c.Now()
+	defer func() { r.took = d.c.Now().Sub(r.begun) }()
 	switch {
 	case executor.Halted(ctx, d.t) != "":
 	case k.stage == 0:
@@ -278,7 +280,7 @@ func (d *drive) take(r result) {
 	}
 	switch r.reply.Category {
 	case cluster.OK:
-		p.tries, p.refusal, p.taken = 0, nil, true
+		p.tries, p.refusal, p.taken, p.unheard = 0, nil, true, unheard{}
 		if !p.terminating() {
 			p.accepted, p.not = true, now.Add(unseenFor)
 		}
@@ -289,6 +291,9 @@ func (d *drive) take(r result) {
 	case cluster.Timeout, cluster.Conflict: // of a Conflict, it may be another's pod
 		p.lost = true
 		p.not = now.Add(paceLeast)
+		if r.reply.Category == cluster.Timeout {
+			d.notAnswered(p, r)
+		}
 	default:
 		if r.reply.NotFound() {
 			p.isGone, p.gone, p.taken = true, now, p.taken || p.unsure
@@ -309,6 +314,7 @@ func (d *drive) take(r result) {
 				d.allowances.empty(now, b)
 			}
 		}
+		p.unheard.needs = r.took
 		p.refused(why, now, r.reply.RetryAfter)
 	}
 }

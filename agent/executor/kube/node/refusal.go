@@ -25,10 +25,14 @@ type refusal struct {
 	// eviction is asked for again as soon as that changes.
 	budget, version string
 	away            bool // who would have to be asked does not answer
+	// since is when it began, where that is known.
+	since *time.Time
 }
 
 // hold is the refusal as what keeps a pod.
-func (r *refusal) hold() hold { return hold{code: r.code, rule: r.rule, why: r.why, act: r.act} }
+func (r *refusal) hold() hold {
+	return hold{code: r.code, rule: r.rule, why: r.why, act: r.act, since: r.since}
+}
 
 // Names that the API server puts in the message of a denial; nothing else of it
 // tells who denied.

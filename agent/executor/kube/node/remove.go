@@ -9,15 +9,31 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 )
 
+// call is what issue needs to know: the plan itself is the drive's alone.
+type call struct {
+	p               *planned // to name it in the result
+	uid             types.UID
+	namespace, name string
+	stage           int
+	grace           int64 // seconds: what a deletion names, and what an eviction comes to
+	lost, finished  bool
+	within          time.Duration // how long it may take; 0: as calls are given
+}
+
 // evictPod is an effect of kind (b): it names the UID of one planned pod.
 func (d *drive) evictPod(ctx context.Context, k call) (cluster.Reply, *executor.Outcome) {
 	ev := eviction(k.namespace, k.name, k.uid, d.p.GracePeriodSeconds)
-	return d.c.Repeatable(ctx, d.t, "evict", "pod/"+string(k.uid), k.key(), func(ctx context.Context) error { return d.send(ctx, ev) })
+	send := func(ctx context.Context) error { return d.send(ctx, ev) }
+	if k.within > 0 {
+		return d.c.RepeatableWithin(ctx, d.t, k.within, "evict", "pod/"+string(k.uid), k.key(), send)
+	}
+	return d.c.Repeatable(ctx, d.t, "evict", "pod/"+string(k.uid), k.key(), send)
 }
 
 func (k call) key() string { return k.namespace + "/" + k.name }
@@ -74,21 +90,30 @@ func (d *drive) lookAt(ctx context.Context, k call) *looked {
 
 func (d *drive) found(p *planned, l *looked) {
 	now := d.c.Now()
+	open := p.unheard.open
+	p.unheard.open = false
 	switch {
 	case l.gone:
 		p.lost, p.isGone, p.gone, p.taken = false, true, now, p.taken || p.unsure
 	case l.err != nil && apierrors.IsForbidden(l.err):
 		o := broken(l.err)
 		d.worst = &o
-	case l.err != nil:
+	case l.err != nil: // nor is anything else answered
+		p.unheard = unheard{}
 		p.refused(&refusal{code: "api_unavailable", rule: "api_server", why: l.err.Error()}, now, 0)
 	default:
 		p.taken = p.taken || p.unsure && l.pod.DeletionTimestamp != nil
 		p.unsure = p.unsure && l.pod.DeletionTimestamp != nil // else none was
 		p.lost, p.accepted = false, false
 		p.saw(l.pod)
-		if p.terminating() && p.evicted.IsZero() {
+		switch {
+		case p.terminating() && p.evicted.IsZero():
 			p.evicted = askedAt(l.pod)
+		case p.terminating() || !open:
+		case p.finished: // it never stands in the way
+			p.not = now.Add(time.Hour)
+		default:
+			p.refused(p.unheard.refusal(p.name), now, 0)
 		}
 	}
 }

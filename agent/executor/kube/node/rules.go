@@ -107,9 +107,13 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 			l.wake(p.not.Sub(now))
 			continue
 		}
-		if h == nil && r != nil && !d.again(p, all, now) {
+		switch again := r == nil || d.again(p, all, now); {
+		case h != nil:
+		case !again:
 			h = new(r.hold())
 			l.wake(p.not.Sub(now))
+		case r != nil && d.tooLate(p, force):
+			h = new(r.hold())
 		}
 		switch {
 		case h != nil && force && h.code != "api_unavailable":

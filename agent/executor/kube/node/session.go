@@ -59,10 +59,11 @@ type planned struct {
 	pushed   int  // the furthest stage that was refused
 	not      time.Time
 	refusal  *refusal
-	noted    bool   // that it was evicted although nothing starts it again
-	noGrace  bool   // a call was taken, or may have been, that waits for no kubelet
-	held     string // what kept it when it was looked at last
-	heldBy   string // what kept it when it was deleted
+	unheard  unheard // of evictions that were not answered
+	noted    bool    // that it was evicted although nothing starts it again
+	noGrace  bool    // a call was taken, or may have been, that waits for no kubelet
+	held     string  // what kept it when it was looked at last
+	heldBy   string  // what kept it when it was deleted
 	served   time.Time
 	dangling string // the service that still names it though it is gone
 }
@@ -134,6 +135,7 @@ type drainer struct {
 	daemons     memo[types.UID, bool]
 	admitted    memo[string, *refusal]
 	slots       chan struct{} // evictions in flight, over all drains
+	patient     chan struct{} // the same of those that may take long, which hold up no other
 	// send is post, but for tests.
 	send   func(ctx context.Context, ev *policyv1.Eviction) error
 	drives atomic.Int64 // under way
@@ -161,6 +163,7 @@ func newDrainer(c *cluster.Cluster, o Options) *drainer {
 		budgets:     budgetsOf(c),
 		attachments: attachmentsOf(c),
 		slots:       make(chan struct{}, maxInFlight),
+		patient:     make(chan struct{}, maxPatient),
 		sessions:    map[string]*session{},
 		slices:      map[string]*follow.Shared[*discoveryv1.EndpointSlice]{},
 		handed:      map[string]time.Time{},

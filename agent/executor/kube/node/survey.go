@@ -291,10 +291,15 @@ func eviction(namespace, name string, uid types.UID, grace int) *policyv1.Evicti
 	return e
 }
 
-// post sends an eviction once: client-go's own repeats after a Retry-After are off.
+// post sends an eviction once: client-go's own repeats after a Retry-After are off. The
+// API server is told how long it has: it would go on after an agent that was stopped.
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#timeouts
 func (e *drainer) post(ctx context.Context, ev *policyv1.Eviction) error {
-	return e.c.Client.PolicyV1().RESTClient().Post().AbsPath("/api/v1").Namespace(ev.Namespace).Resource("pods").Name(ev.Name).SubResource("eviction").
-		MaxRetries(0).Body(ev).Do(ctx).Error()
+	r := e.c.Client.PolicyV1().RESTClient().Post().AbsPath("/api/v1").Namespace(ev.Namespace).Resource("pods").Name(ev.Name).SubResource("eviction")
+	if end, bounded := ctx.Deadline(); bounded {
+		r.Timeout(max(time.Until(end), time.Millisecond))
+	}
+	return r.MaxRetries(0).Body(ev).Do(ctx).Error()
 }
 
 // ailing tells what is wrong with a node that matters to its pods; an empty code:

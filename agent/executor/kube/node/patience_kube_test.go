@@ -1,0 +1,101 @@
+//go:build kubetest
+
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	admissionreview "k8s.io/api/admission/v1"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
+)
+
+// evictionHook has a webhook that allows whatever it is asked, after so long, asked
+// about the evictions of a namespace.
+func evictionHook(t *testing.T, r *kuberig.Rig, ns string, takes time.Duration, timeoutSeconds int32) {
+	t.Helper()
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		var asked admissionreview.AdmissionReview
+		if err := json.NewDecoder(req.Body).Decode(&asked); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		select {
+		case <-time.After(takes):
+		case <-req.Context().Done():
+			return
+		}
+		asked.Response = &admissionreview.AdmissionResponse{UID: asked.Request.UID, Allowed: true}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(asked)
+	}))
+	t.Cleanup(s.Close)
+	admin := r.Client(kuberig.Admin).AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	name := r.Name("slow") + ".example.com"
+	_, err := admin.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.ValidatingWebhook{{
+		Name: name, FailurePolicy: ptr.To(admissionv1.Ignore), TimeoutSeconds: &timeoutSeconds, SideEffects: ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+		ClientConfig: admissionv1.WebhookClientConfig{URL: ptr.To(s.URL), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})},
+		Rules: []admissionv1.RuleWithOperations{{Operations: []admissionv1.OperationType{admissionv1.Create},
+			Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}}}},
+		MatchConditions: []admissionv1.MatchCondition{{Name: "here", Expression: fmt.Sprintf("request.namespace == %q", ns)}}}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = admin.Delete(context.Background(), name, metav1.DeleteOptions{}) })
+}
+
+// TestDrainBehindSlowWebhook: the API server asks a webhook about evictions that takes
+// longer than calls are given. The drain comes to its end, and shows what it waited for.
+func TestDrainBehindSlowWebhook(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		takes   time.Duration
+		timeout int32 // seconds; then the API server goes on without it
+	}{
+		"one that hangs":  {time.Hour, 10},
+		"one that allows": {12 * time.Second, 30},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := kuberig.Shared(t)
+			n, ns := r.Node("slow"), r.Namespace()
+			r.Deployment(ns, "web", 2, kuberig.OnNode(n.Name))
+			user := r.User("agent")
+			grant(r, user)
+			a := agentOf(t, r.Kubeconfig(user), nil)
+			evictionHook(t, r, ns, tt.takes, tt.timeout)
+			r.Await("it is in force", func(context.Context) (bool, error) {
+				list := preview(t, a, "node.drain", n, `{}`)
+				return len(list) > 0 && list[0].Code == "api_error", nil
+			})
+			r.MarkAudit()
+			j := newJob(r, "node.drain", n, `{}`).within(90 * time.Second)
+			a.mustRun(j)
+			shown := 0
+			for _, list := range j.blockers {
+				for _, b := range list {
+					if b.Code == codeUnanswered && b.Since != nil {
+						shown++
+					}
+				}
+			}
+			if shown == 0 {
+				t.Errorf("shown %+v", j.blockers)
+			}
+			if _, d := a.observe(j); d.Counts.Gone != 2 {
+				t.Errorf("counts %+v", d.Counts)
+			}
+			once(t, r, user, 2)
+		})
+	}
+}
