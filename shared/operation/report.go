@@ -177,6 +177,13 @@ func (tx *transaction) end(f Final) error {
 	default:
 		return fmt.Errorf("%w: outcome %q", ErrInvalidReport, f.Outcome)
 	}
+	again := "ask for a new operation"
+	if r.Outcome == TimedOut {
+		again = "ask again with a later deadline"
+	}
+	if r.Retryable = r.Retryable && r.Outcome == Failed && tx.runsAgain(); !r.Retryable && r.NextAction != nil {
+		r.NextAction = &NextAction{Code: r.NextAction.Code, Text: notRetry(r.NextAction.Text, again)}
+	}
 	left := tx.residual()
 	if !f.Observed && (r.Outcome == TimedOut || r.Outcome == Cancelled) {
 		left = tx.left()
@@ -265,10 +272,14 @@ func (c Resolve) apply(tx *transaction) error {
 	failed := tx.firstFailed()
 	switch {
 	case failed >= 0:
+		retryable := tx.runsAgain()
+		next := NextAction{Code: ActRetry, Text: "see that nothing of it is under way any more and mend what failed" + ThenRetry}
+		if !retryable {
+			next = NextAction{Code: ActEscalate, Text: "bring what the step left into order, and ask for a new operation: it probes first"}
+		}
 		tx.finish(Result{Outcome: Failed, Message: "settled by " + c.By.ID + ": " + c.Evidence,
-			Cause:      &Cause{ErrorCode: "resolved_failed", StepID: tx.spec.Steps[failed].ID, Detail: tx.s.Steps[failed].Detail},
-			Retryable:  tx.spec.Steps[failed].ReplaySafe,
-			NextAction: &NextAction{Code: ActRetry, Text: "retry once the cause is mended"}, Residual: tx.left(), Cleanup: tx.abandoned()})
+			Cause:     &Cause{ErrorCode: "resolved_failed", StepID: tx.spec.Steps[failed].ID, Detail: tx.s.Steps[failed].Detail},
+			Retryable: retryable, NextAction: &next, Residual: tx.left(), Cleanup: tx.abandoned()})
 		return tx.move(Failed, ByResolve, c.By, c.Reason, c.Evidence)
 	case tx.firstOpen() < 0:
 		tx.finish(Result{Outcome: Succeeded, Message: "settled by " + c.By.ID, NotVerified: tx.onTrust(), Residual: tx.residual()})

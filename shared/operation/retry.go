@@ -2,8 +2,15 @@ package operation
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 )
+
+// ThenRetry ends the text of a next action after which the failed operation may be
+// retried. Whoever words one need not know whether this one may: the plane says what to
+// do instead where it may not.
+const ThenRetry = ", then retry"
 
 // Retry runs a failed operation again: failed steps once more, done ones not.
 type Retry struct {
@@ -54,13 +61,36 @@ func Retryable(spec *Spec, s *State) error {
 	if s.Run >= MaxRuns {
 		return fmt.Errorf("%w: it ran %d times, the limit is %d", ErrNotReplaySafe, s.Run, MaxRuns)
 	}
-	if s.Result != nil && !s.Result.Retryable {
-		return fmt.Errorf("%w: its failure does not go away by running it again", ErrNotReplaySafe)
-	}
 	for i, st := range s.Steps {
 		if (st.Phase == StepFailed || st.Phase == StepUnknown) && len(st.Attempts) > 0 && !spec.Steps[i].ReplaySafe {
 			return fmt.Errorf("%w: step %s was started and running it twice is not safe", ErrNotReplaySafe, spec.Steps[i].Name)
 		}
 	}
+	if s.Result != nil && !s.Result.Retryable {
+		return fmt.Errorf("%w: its failure does not go away by running it again", ErrNotReplaySafe)
+	}
 	return nil
+}
+
+// runsAgain tells whether the operation could be retried if it failed now: a step that
+// is under way fails with it.
+func (tx *transaction) runsAgain() bool {
+	s := State{Run: tx.s.Run, Steps: slices.Clone(tx.s.Steps)}
+	for i := range s.Steps {
+		if s.Steps[i].Phase == StepRunning {
+			s.Steps[i].Phase = StepFailed
+		}
+	}
+	return Retryable(tx.spec, &s) == nil
+}
+
+// notRetry words what to do where the operation may not be retried.
+func notRetry(text, instead string) string {
+	if text == "retry" {
+		return instead
+	}
+	if mend, ok := strings.CutSuffix(text, ThenRetry); ok {
+		return mend + ", then " + instead
+	}
+	return text
 }
