@@ -5,30 +5,59 @@ import (
 	"time"
 )
 
-// aside holds the operations that this agent handed over: it leaves their
-// doorbells to other agents until a time on its own clock. A lone agent takes
-// them up again after that.
+// offeredOnce is how long it is known that an operation was left to other agents, so
+// that it is not left to them a second time.
+const offeredOnce = time.Minute
+
+// aside holds the operations that this agent handed over, or offers to others while
+// it is cut off: it leaves their doorbells to other agents until a time on its own
+// clock. A lone agent takes them up after that.
 type aside struct {
-	mu    sync.Mutex
-	until map[string]time.Duration
+	mu   sync.Mutex
+	held map[string]asideUntil
 }
 
-func newAside() *aside { return &aside{until: map[string]time.Duration{}} }
+type asideUntil struct {
+	at      time.Duration
+	offered bool // only while this agent is cut off
+}
+
+func newAside() *aside { return &aside{held: map[string]asideUntil{}} }
 
 func (s *aside) put(op string, until time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.until[op] = until
+	s.held[op] = asideUntil{at: until}
 }
 
-// left is how much longer the operation is left to others; 0: no longer.
+// left is how much longer an operation that was handed over is left to others; 0: no
+// longer.
 func (s *aside) left(op string, now time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for o, until := range s.until { // few, and most of them over
-		if until <= now {
-			delete(s.until, o)
+	s.forget(now)
+	if s.held[op].offered {
+		return 0
+	}
+	return max(s.held[op].at-now, 0)
+}
+
+// offer leaves the operation to others for a while, unless it was lately.
+func (s *aside) offer(op string, now, d time.Duration) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forget(now)
+	if _, lately := s.held[op]; !lately {
+		s.held[op] = asideUntil{at: now + d, offered: true}
+	}
+	return max(s.held[op].at-now, 0)
+}
+
+// forget drops what is long over: few, and most of them are.
+func (s *aside) forget(now time.Duration) {
+	for o, until := range s.held {
+		if until.at+offeredOnce <= now {
+			delete(s.held, o)
 		}
 	}
-	return max(s.until[op]-now, 0)
 }

@@ -73,6 +73,7 @@ type Agent struct {
 	slots     *slots
 	runs      *runs
 	aside     *aside // handed over to other agents
+	reach     *reach
 	claims    *claimer
 	outgoing  *lane[*outbox]
 	kept      *keep
@@ -124,7 +125,7 @@ func New(cfg Config) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, log: cfg.Logger, api: api, now: cfg.Now, mono: cfg.Mono,
 		boot: id.New("boot", cfg.Now()), metrics: m,
-		session: newSession(), slots: newSlots(cfg.Concurrency), runs: newRuns(), aside: newAside(),
+		session: newSession(), slots: newSlots(cfg.Concurrency), runs: newRuns(), aside: newAside(), reach: newReach(),
 		claims: newClaimer(), outgoing: newLane[*outbox](), kept: kept, inventory: newInventory(),
 		renewal: make(chan struct{}, 1), previews: make(chan struct{}, 4), stopping: make(chan struct{}),
 	}
@@ -168,6 +169,7 @@ func (a *Agent) run(parent context.Context) error {
 		for range claimWorkers {
 			working.Go(func() { a.claim(work) })
 		}
+		working.Go(func() { a.watchReach(work) })
 		working.Go(func() { a.renew(work) })
 		working.Go(func() { a.sendEvents(work) })
 		taking.Go(func() { a.reportFleet(ctx) })

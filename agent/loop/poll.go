@@ -33,6 +33,8 @@ type burier interface {
 // in while it brings full batches. Nobody receives without a free slot or while
 // the plane does not answer: a message that cannot be claimed would only come
 // closer to its dead letter.
+// One that is cut off from what it works on does not wait on the queue: it looks now
+// and then for what no other agent of the cluster has taken.
 // Polling ends with ctx; what was received is answered for as long as work lasts.
 func (a *Agent) poll(ctx, work context.Context) {
 	surge := make(chan struct{}, extraPollers)
@@ -46,6 +48,9 @@ func (a *Agent) poll(ctx, work context.Context) {
 				case <-surge:
 				}
 				for ctx.Err() == nil {
+					if away, _ := a.reach.cutOff(); away {
+						break
+					}
 					if n, err := a.receive(ctx, work, &wg, 0, surge); n == 0 || err != nil {
 						break // the poller that always waits tells the error
 					}
@@ -55,7 +60,14 @@ func (a *Agent) poll(ctx, work context.Context) {
 	}
 	for tries := 0; ctx.Err() == nil; {
 		url := a.session.get().QueueURL
-		_, err := a.receive(ctx, work, &wg, queue.MaxWait, surge)
+		wait := queue.MaxWait
+		if away, changed := a.reach.cutOff(); away {
+			pause(ctx, cutOffPoll, changed)
+			if away, _ = a.reach.cutOff(); away {
+				wait = 0
+			}
+		}
+		_, err := a.receive(ctx, work, &wg, wait, surge)
 		if ctx.Err() != nil {
 			break
 		}
@@ -169,13 +181,13 @@ func (a *Agent) handle(ctx context.Context, src source, messages []queue.Message
 				done(m) // a late copy: what it rang for is being carried out here
 				continue
 			}
-			if left := a.aside.left(bell.Operation, a.mono()); left > 0 { // another agent's to take
+			if hide := a.othersTake(bell.Operation); hide > 0 {
 				wg.Go(func() {
 					if m.Receives >= queue.MaxReceives {
 						done(m) // sound, and sweep rings again
 						return
 					}
-					a.extend(ctx, src, m, min(left, incompatibleFor))
+					a.extend(ctx, src, m, hide)
 				})
 				continue
 			}
