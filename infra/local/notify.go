@@ -2,6 +2,9 @@ package local
 
 import (
 	"context"
+	"errors"
+	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -49,11 +52,30 @@ func (e *Engine) deliver(ctx context.Context, key ledger.Key) {
 func (e *Engine) notify(ctx context.Context, changes []ledger.Change) error {
 	streams, _ := record.Wakes(changes)
 	failed, err := e.Receivers.Each(ctx, streams)
-	e.untold.add(failed...)
-	if err != nil && ctx.Err() == nil {
-		e.opts.Logger.Error("streams could not be told", "streams", len(failed), "err", err)
-	}
+	e.leaveUntold(ctx, failed, err)
 	return nil
+}
+
+// leaveUntold notes streams that could not be told, which are tried again, and logs
+// why: that another wrote first, as happens while many alerts begin, is no error.
+func (e *Engine) leaveUntold(ctx context.Context, failed []string, err error) {
+	e.untold.add(failed...)
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	level := slog.LevelError
+	if lost(err) {
+		level = slog.LevelDebug
+	}
+	e.opts.Logger.Log(ctx, level, "streams could not be told", "streams", len(failed), "err", err)
+}
+
+// lost tells whether each of the errors that were joined is a lost race.
+func lost(err error) bool {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // what is wrapped is looked at one by one
+		return !slices.ContainsFunc(joined.Unwrap(), func(e error) bool { return !lost(e) })
+	}
+	return errors.Is(err, ledger.ErrConflict)
 }
 
 // notifyLoop serves lanes until ctx ends, and then waits until they are left; those that
@@ -84,10 +106,7 @@ func (e *Engine) notifyLoop(ctx context.Context) {
 		wg.Wait()
 	}()
 	tell := func(failed []string, err error) bool {
-		e.untold.add(failed...)
-		if err != nil && ctx.Err() == nil {
-			e.opts.Logger.Error("streams could not be told", "streams", len(failed), "err", err)
-		}
+		e.leaveUntold(ctx, failed, err)
 		return err == nil || len(failed) > 0
 	}
 	for !tell(e.Receivers.All(ctx)) && sleep(ctx, reactAgain) {

@@ -1,11 +1,16 @@
 package local
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -141,5 +146,59 @@ func TestLaneOfTheDead(t *testing.T) {
 	case <-told:
 	case <-time.After(time.Minute):
 		t.Fatal("the webhook was not called")
+	}
+}
+
+// refusing is the receivers' ledger, which answers by stream.
+type refusing struct {
+	ledger.Ledger
+	errs map[string]error
+}
+
+func (l refusing) GetMany(ctx context.Context, keys []ledger.Key) (map[ledger.Key]ledger.Item, error) {
+	for stream, err := range l.errs {
+		if slices.Contains(keys, record.ToldKey(stream)) {
+			return nil, fmt.Errorf("read: %w", err)
+		}
+	}
+	return l.Ledger.GetMany(ctx, keys)
+}
+
+// TestALostRaceIsNoError: a stream that could not be told since another wrote first is
+// tried again, and nobody is alarmed; what else fails is logged as an error, also
+// beside lost races.
+func TestALostRaceIsNoError(t *testing.T) {
+	t.Parallel()
+	lost, broken := &ledger.ConflictError{}, fmt.Errorf("%w: a disk that is broken", ledger.ErrUnavailable)
+	for _, tt := range []struct {
+		name  string
+		errs  map[string]error
+		level string // "": nothing is logged
+	}{
+		{"none", nil, ""},
+		{"lost", map[string]error{"clu_a": lost, "clu_b": lost}, "DEBUG"},
+		{"broken", map[string]error{"clu_a": broken}, "ERROR"},
+		{"one of each", map[string]error{"clu_a": lost, "clu_b": broken}, "ERROR"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t)
+			var log bytes.Buffer
+			e.opts.Logger = slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+			e.Receivers.Store = &record.Store{Ledger: refusing{e.ledger, tt.errs}, Now: e.Store.Now, Timing: e.Store.Timing}
+			var changes []ledger.Change
+			for _, stream := range []string{"clu_a", "clu_b"} {
+				changes = append(changes, ledger.Change{Key: record.StreamHeadKey(stream)})
+			}
+			if err := e.notify(t.Context(), changes); err != nil {
+				t.Fatal(err)
+			}
+			if again := e.untold.take(); len(again) != len(tt.errs) {
+				t.Errorf("%v are tried again", again)
+			}
+			if got := log.String(); tt.level == "" && got != "" || tt.level != "" && (strings.Count(got, "\n") != 1 || !strings.Contains(got, `"level":"`+tt.level+`"`)) {
+				t.Errorf("logged %s", got)
+			}
+		})
 	}
 }
