@@ -13,7 +13,7 @@ type advice struct {
 // simulated fleet, Kubernetes and a host speak one language.
 var advices = map[string]advice{
 	"node_gone":             {false, operation.ActCorrectInput, "name a target that exists"},
-	"node_replaced":         {false, operation.ActCorrectInput, "name a target that exists"},
+	"node_replaced":         {false, operation.ActCorrectInput, "the node was made anew and has another id: ask again by its name"},
 	"device_gone":           {false, operation.ActCorrectInput, "name a target that exists"},
 	"deployment_gone":       {false, operation.ActCorrectInput, "name a target that exists"},
 	"component_not_found":   {false, operation.ActCorrectInput, "ask for something that the cluster has and supports"},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -42,7 +43,7 @@ func refusedPatch(err error, what, node string) *refusal {
 	r := &refusal{code: codeRefused, why: fmt.Sprintf("%s of node %s is refused: %s", what, node, st.Message)}
 	by := func(kind, name, then string) *refusal {
 		r.rule = kind + "/" + name
-		r.act = fmt.Sprintf(then, kind+" "+name) + ", then retry"
+		r.act = fmt.Sprintf(then, kind+" "+name) + operation.ThenRetry
 		return r
 	}
 	const ask = "ask the owner of admission %s, which refuses it"

@@ -32,7 +32,8 @@ func (d *drive) orphaned(o executor.Outcome) executor.Outcome {
 			finalizers[f] = true
 		}
 	}
-	o.ActionCode, o.ActionText = operation.ActCorrectInput, "nothing is left to drain: name a target that exists"
+	_, o.ActionCode, o.ActionText = executor.Action(o.ErrorCode)
+	o.ActionText = "nothing is left to drain: " + o.ActionText
 	if left > 0 {
 		o.Detail += fmt.Sprintf("; %d of its planned pods were not seen gone", left)
 		o.ActionCode, o.ActionText = operation.ActRestoreDependency, "see that the node's pods go: the cluster collects them once their node is gone"

@@ -138,7 +138,7 @@ func unanswered(r cluster.Reply, why, what, name string) executor.Outcome {
 	if r.Category == cluster.Timeout {
 		o = executor.Ambiguous(fmt.Sprintf("%s of node %s: the answer never came", what, name))
 		o.ActionCode = operation.ActRestoreDependency
-		o.ActionText = fmt.Sprintf("see that the API server answers, and every webhook that it asks about node %s; look whether the %s came through, then retry", name, what)
+		o.ActionText = fmt.Sprintf("see that the API server answers, and every webhook that it asks about node %s; look whether the %s came through"+operation.ThenRetry, name, what)
 	}
 	o.CommandID = r.Command
 	return o
