@@ -19,6 +19,7 @@ func (r *run) progressed(step string, change func(p *operation.Progress)) {
 	change(&next)
 	same := next.Equal(&r.progress)
 	r.progress = next
+	r.watchSilence(next.Blockers)
 	r.mu.Unlock()
 	if !same {
 		r.out.tell(next)

@@ -18,6 +18,8 @@ type apart struct {
 	*script
 	away  atomic.Bool
 	began atomic.Int64 // steps that it executed
+	cutIn string       // the step in which it is cut, the first time
+	once  atomic.Bool
 }
 
 type silentError struct{ error }
@@ -43,6 +45,9 @@ func (a *apart) Probe(ctx context.Context, t *executor.Task) executor.Finding {
 // silence, and stops at a boundary.
 func (a *apart) Execute(ctx context.Context, t *executor.Task) executor.Outcome {
 	a.began.Add(1)
+	if a.cutIn == t.Step.Name && a.once.CompareAndSwap(false, true) {
+		a.away.Store(true)
+	}
 	for a.away.Load() {
 		t.Blocked([]protocol.Blocker{{Code: codeSilent, Resource: "cluster", Rule: "api_server", Detail: mute}})
 		if why := executor.Wait(ctx, t, time.Second); why != "" {
@@ -129,4 +134,92 @@ func TestCutOffComesBack(t *testing.T) {
 			t.Errorf("ended %s", s.Phase)
 		}
 	})
+}
+
+// TestCutOffGivesBack: an agent that is cut off in the middle of a step gives the lease
+// back after a while, to one that is not. A lone agent takes the operation up again, and
+// is not much later for it.
+func TestCutOffGivesBack(t *testing.T) {
+	for _, tc := range []struct {
+		step  string
+		plan  []operation.PlanStep
+		alone bool
+		keeps bool // the step must not be cut short
+	}{
+		{step: "evict", plan: drainPlan()},
+		{step: "preflight", plan: drainPlan()},
+		{step: "evict", plan: drainPlan(), alone: true},
+		{step: "reset", plan: []operation.PlanStep{step("preflight"), step("reset", effect, firm)}, keeps: true},
+		{step: "once", plan: []operation.PlanStep{step("preflight"), step("once", effect, func(s *operation.PlanStep) { s.ReplaySafe = false })}, keeps: true},
+	} {
+		t.Run(fmt.Sprintf("%s, alone %v", tc.step, tc.alone), func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bench) {
+				x, y := &apart{script: b.exec}, &apart{script: b.exec}
+				x.cutIn = tc.step
+				b.cfg.Executor = x
+				b.start()
+				op := b.plane.submit("given", time.Hour, tc.plan...)
+				b.plane.wait(t, 20*time.Second, "silence is told", func() bool { return standing(b.plane.ops[op].State) != nil })
+				cut := time.Now()
+				switch {
+				case tc.keeps:
+					time.Sleep(5 * time.Minute)
+					if s := b.plane.state(op); s.Generation != 1 || s.Lease == nil {
+						t.Errorf("generation %d, lease %v", s.Generation, s.Lease)
+					}
+					x.away.Store(false)
+				case tc.alone:
+					time.Sleep(10 * time.Minute)
+					s := b.plane.state(op)
+					if s.Generation < 6 || s.Generation > 9 || standing(s) == nil {
+						t.Errorf("generation %d, blocker %v", s.Generation, standing(s))
+					}
+					b.plane.wait(t, 2*time.Minute, "given back", func() bool { return b.plane.ops[op].State.Lease == nil })
+					x.away.Store(false)
+					cut = time.Now().Add(-holdUnknown)
+				default:
+					defer b.beside(y)()
+				}
+				s := b.plane.ended(t, op, holdUnknown+executor.HandBackFor+2*cutOffPoll)
+				if took := time.Since(cut); s.Phase != operation.Succeeded || len(b.unknowns(op)) > 0 || !tc.keeps && took > holdUnknown+executor.HandBackFor+cutOffPoll {
+					t.Errorf("ended %s after %s, unknown %v", s.Phase, took, b.unknowns(op))
+				}
+				if !tc.keeps && !tc.alone && (s.Generation != 2 || y.began.Load() == 0 || time.Since(cut) > holdUnknown+incompatibleFor+5*time.Second) {
+					t.Errorf("generation %d, after %s", s.Generation, time.Since(cut))
+				}
+				if n := len(b.world.issued()); n != effects(tc.plan) {
+					t.Errorf("effects %v", b.world.issued())
+				}
+			})
+		})
+	}
+}
+
+// effects counts the steps with one that a run without trouble carries out.
+func effects(plan []operation.PlanStep) (n int) {
+	for _, s := range plan {
+		if s.Effect && !s.Cleanup {
+			n++
+		}
+	}
+	return n
+}
+
+// TestCutOffKeepsTheDeadline: near the deadline the lease is kept, for the cause to say
+// what it waited for.
+func TestCutOffKeepsTheDeadline(t *testing.T) {
+	for _, deadline := range []time.Duration{50 * time.Second, 90 * time.Second, 110 * time.Second, 130 * time.Second, 160 * time.Second} {
+		t.Run(deadline.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bench) {
+				x := &apart{script: b.exec, cutIn: "evict"}
+				b.cfg.Executor = x
+				b.start()
+				op := b.plane.submit("late", deadline, drainPlan()...)
+				s := b.plane.ended(t, op, deadline+3*time.Second)
+				if last := s.Assignments[len(s.Assignments)-1]; s.Phase != operation.TimedOut || last.Ended != "reported" || s.Result.Cause.ErrorCode != codeDeadline {
+					t.Errorf("ended %s, %+v, the last lease %+v", s.Phase, s.Result.Cause, last)
+				}
+			})
+		})
+	}
 }

@@ -59,7 +59,10 @@ type run struct {
 	why        string // the last that was heard of what keeps it
 	lastFailed string // the command that failed last
 	progress   operation.Progress
-	obstacles  obstacles // of progress, over all steps
+	obstacles  obstacles   // of progress, over all steps
+	outwaiting *stepState  // is given back when nothing answers for long; nil: none is
+	silence    *time.Timer // runs while progress shows that nothing answers
+	silences   int         // how often it did
 }
 
 func (a *Agent) newRun(ctx context.Context, as *protocol.Assignment, sent time.Duration) (*run, context.Context, context.Context) {

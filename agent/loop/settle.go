@@ -10,9 +10,9 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// holdUnknown is how long a lease is held over a step that nobody knows the outcome
-// of, while nothing answers that could tell. A person who knows it is refused as long
-// as the lease is held, and another agent may reach what is silent here.
+// holdUnknown is how long a lease is held while nothing answers. Another agent may reach
+// what is silent here; and as long as the lease is held a person is refused who knows
+// what became of a step that nobody else can tell the outcome of.
 const holdUnknown = time.Minute
 
 // deniedMost is the longest between two probes of a step that wait for a right, give
@@ -180,6 +180,9 @@ func (w *settling) unanswered(s *stepState, f executor.Finding, asked time.Durat
 		if w.denied == nil {
 			w.denied = &asked
 		}
+		if w.believed(asked) { // an answer, after all
+			w.silent = nil
+		}
 		return !s.begun && !w.restored || !w.believed(asked)
 	}
 	return false
@@ -201,10 +204,10 @@ func (w *settling) believed(asked time.Duration) bool {
 	return w.denied != nil && asked-*w.denied >= executor.DeniedFor
 }
 
-// unheard tells how a run ends that waits for an answer; nil: it waits on. Where the
-// outcome of a step is unknown it gives the lease back after a while, and leaves the
-// operation to others, unless the deadline would find nobody then to say what it waited
-// for; else it waits to the deadline, as a step does that is carried out. A cancel ends
+// unheard tells how a run ends that waits for an answer; nil: it waits on. It gives the
+// lease back after a while, and leaves the operation to others, unless the deadline would
+// find nobody then to say what it waited for. Where a right is missing and nothing is
+// unknown that is of no use, and it waits to the deadline. A cancel ends
 // it if nothing is unknown and nothing is to be cleaned up.
 func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said executor.Outcome) *end {
 	if e := r.interrupted(ctx, false); e != nil {
@@ -217,9 +220,8 @@ func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said execu
 	switch now := r.agent.mono(); {
 	case closed(r.agent.stopping):
 		return &end{outcome: protocol.FinalHandBack}
-	case unknown && w.heldFor(now) >= holdUnknown && r.lease.remaining() > 2*executor.HandBackFor:
-		r.agent.aside.put(r.a.Operation, now+executor.HandBackFor)
-		r.out.note(protocol.Note{Code: said.ErrorCode, Detail: said.Detail, StepID: s.ID})
+	case (unknown || w.silent != nil) && w.heldFor(now) >= holdUnknown && r.mayLeave():
+		r.leave(s.ID, said.ErrorCode, said.Detail)
 		return &end{outcome: protocol.FinalHandBack}
 	case cancelled && !unknown && !w.restored && !r.needsCleanup():
 		return &end{outcome: protocol.FinalCancelled}

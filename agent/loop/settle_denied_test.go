@@ -97,7 +97,7 @@ func TestUnbegunWithoutARightAtTheDeadline(t *testing.T) {
 		if s.Phase != operation.TimedOut || len(s.Result.Residual) > 0 || s.Result.Cause.Detail != lacks {
 			t.Errorf("ended %s, residual %+v, cause %+v", s.Phase, s.Result.Residual, s.Result.Cause)
 		}
-		if _, act, text := executor.Action(codeForbidden); s.Result.NextAction.Code != act || s.Result.NextAction.Text != text {
+		if _, act, text := executor.Action(codeForbidden); s.Result.NextAction.Code != act || s.Result.NextAction.Text != anew(text) {
 			t.Errorf("next %+v", s.Result.NextAction)
 		}
 	})

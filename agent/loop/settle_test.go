@@ -194,7 +194,7 @@ func TestUnbegunAtTheDeadline(t *testing.T) {
 		b.start()
 		op := b.plane.submit("unbegun", 2*time.Minute, drainPlan()...)
 		s := b.plane.ended(t, op, 3*time.Minute)
-		if s.Phase != operation.TimedOut || s.Generation != 2 || len(s.Result.Residual) != 0 || len(b.world.issued()) != 0 {
+		if s.Phase != operation.TimedOut || s.Generation != 3 || len(s.Result.Residual) != 0 || len(b.world.issued()) != 0 {
 			t.Errorf("ended %s, generation %d, residual %+v, effects %v", s.Phase, s.Generation, s.Result.Residual, b.world.issued())
 		}
 		if got := b.unknowns(op); len(got) > 0 {

@@ -46,6 +46,65 @@ func (r *run) stands(s *stepState, since time.Time, b protocol.Blocker) {
 	})
 }
 
+// mayLeave tells whether another lease is sure to come before the deadline does.
+func (r *run) mayLeave() bool { return r.lease.remaining() > 2*executor.HandBackFor }
+
+// leave leaves the operation to other agents for a while, and says why.
+func (r *run) leave(step, code, why string) {
+	r.agent.aside.put(r.a.Operation, r.agent.mono()+executor.HandBackFor)
+	r.out.note(protocol.Note{Code: code, Detail: why, StepID: step})
+}
+
+// outwaits gives the lease back, at the next boundary, once a step that is carried out
+// has shown for holdUnknown that nothing answers: another agent may reach what is silent
+// here. It does so until stop is called. A step that must not be cut short, or whose
+// attempts count whatever they came to, is carried out where it began.
+func (r *run) outwaits(s *stepState, boundary <-chan struct{}) (stop func()) {
+	if boundary == nil || !s.ReplaySafe {
+		return func() {}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.outwaiting = s
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.outwaiting = nil
+	}
+}
+
+// watchSilence takes what is shown to stand in the way now. The caller holds r.mu.
+func (r *run) watchSilence(blockers []protocol.Blocker) {
+	silent := slices.ContainsFunc(blockers, func(b protocol.Blocker) bool { return b.Code == codeSilent })
+	switch {
+	case !silent && r.silence != nil:
+		r.silence.Stop()
+		r.silence = nil
+	case silent && r.silence == nil:
+		r.silences++
+		n := r.silences
+		r.silence = time.AfterFunc(holdUnknown, func() { r.outwaited(n) })
+	}
+}
+
+// outwaited: nothing has answered for holdUnknown, the nth silence of the run.
+func (r *run) outwaited(n int) {
+	r.mu.Lock()
+	s, silent, over := r.outwaiting, r.silence != nil && r.silences == n, r.cancelled || r.stopped
+	why := ""
+	for _, b := range r.progress.Blockers {
+		if b.Code == codeSilent {
+			why = b.Detail
+		}
+	}
+	r.mu.Unlock()
+	if s == nil || !silent || over || !r.mayLeave() {
+		return
+	}
+	r.leave(s.ID, codeSilent, why)
+	r.requestStop()
+}
+
 // answered takes back that nothing answers.
 func (r *run) answered(s *stepState) { r.lifted(s, codeSilent) }
 
