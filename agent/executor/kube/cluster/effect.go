@@ -50,7 +50,14 @@ func (r Reply) NotFound() bool { return apierrors.IsNotFound(r.Err) }
 // Failed what is left and was not done. An error of the server that does not tell
 // whether it was done is as good as no answer.
 func (c *Cluster) Effect(ctx context.Context, t *executor.Task, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
-	r, o := c.issue(ctx, t, what, resource, name, bound{once: true}, f)
+	return c.EffectWithin(ctx, t, 0, what, resource, name, f)
+}
+
+// EffectWithin is Effect for a call that may take as long as limit, as
+// RepeatableWithin is, if limit is not 0. It is for what is conditional on the
+// resourceVersion that was read.
+func (c *Cluster) EffectWithin(ctx context.Context, t *executor.Task, limit time.Duration, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
+	r, o := c.issue(ctx, t, what, resource, name, bound{once: true, limit: limit}, f)
 	if o == nil && r.Category == Timeout {
 		lost := executor.Ambiguous(fmt.Sprintf("%s %s: %s", what, name, unheard(r.Err)))
 		lost.CommandID = r.Command

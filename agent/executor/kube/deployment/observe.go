@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -151,9 +152,14 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 	case d == nil:
 		return []protocol.Blocker{{Code: "deployment_gone", Resource: q.TargetName, Detail: gone(a)}}, nil
 	}
-	holds, warnings, err := r.check(ctx, d, cluster.Mark{Operation: q.ID}, p)
+	holds, warnings, err := r.check(ctx, nil, d, cluster.Mark{Operation: q.ID}, p)
 	denied = cluster.Denied("deployment/"+d.name(), err)
+	var h *hung
 	switch {
+	case errors.As(err, &h):
+		b := h.blocker()
+		b.Since = nil
+		holds = []protocol.Blocker{b}
 	case denied != nil:
 		return []protocol.Blocker{*denied}, nil
 	case err != nil:

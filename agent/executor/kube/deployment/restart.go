@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -141,14 +143,12 @@ func (r *roller) patch(ctx context.Context, d *rollout, patch []byte, o metav1.P
 // rehearse asks the API server for the restart without doing it: a missing
 // right, an admission policy that refuses it and an operator too old for it are
 // known before anything is touched.
-func (r *roller) rehearse(ctx context.Context, d *rollout, by cluster.Mark) (*protocol.Blocker, error) {
+func (r *roller) rehearse(ctx context.Context, t *executor.Task, d *rollout, by cluster.Mark) (*protocol.Blocker, error) {
 	patch, err := restartPatch(d, by, r.Now(), "")
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := r.Read(ctx)
-	defer cancel()
-	u, err := r.patch(ctx, d, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	u, _, err := r.ask(ctx, t, d, patch)
 	hold := &protocol.Blocker{Resource: "deployment/" + d.name()}
 	switch {
 	case err == nil && d.kind == dynamoGraphs:
@@ -178,21 +178,20 @@ func (r *roller) rehearse(ctx context.Context, d *rollout, by cluster.Mark) (*pr
 
 // answered is the digest of the template that the API server makes of a restart's
 // patch: admission may add to what is asked for, and that is nobody else's change.
-// It is empty where it cannot be told.
-func (r *roller) answered(ctx context.Context, d *rollout, patch []byte) (string, error) {
+// It is empty where it cannot be told. slow: admission takes its time.
+func (r *roller) answered(ctx context.Context, t *executor.Task, d *rollout, patch []byte) (template string, slow bool, err error) {
 	if d.kind.template == nil {
-		return "", nil
+		return "", false, nil
 	}
-	ctx, cancel := r.Read(ctx)
-	defer cancel()
-	u, err := r.patch(ctx, d, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	u, took, err := r.ask(ctx, t, d, patch)
+	slow = took >= slowFrom
 	switch {
 	case err == nil:
-		return d.digestOf(u), nil
+		return d.digestOf(u), slow, nil
 	case apierrors.IsBadRequest(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
-		return "", nil // a webhook that knows no dry run, or a refusal that the restart itself meets
+		return "", slow, nil // a webhook that knows no dry run, or a refusal that the restart itself meets
 	}
-	return "", err
+	return "", slow, err
 }
 
 func (r *roller) probeRestart(ctx context.Context, t *executor.Task) executor.Finding {
@@ -240,8 +239,11 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 		if err != nil {
 			return executor.Permanent("api_error", err.Error())
 		}
-		template, err := r.answered(ctx, d, patch)
+		template, slow, err := r.answered(ctx, t, d, patch)
+		var h *hung
 		switch {
+		case errors.As(err, &h):
+			return h.outcome(ctx, t)
 		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 			continue
 		case err != nil:
@@ -250,7 +252,7 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 		if patch, err = restartPatch(d, by, at, template); err != nil {
 			return executor.Permanent("api_error", err.Error())
 		}
-		again, stop := r.change(ctx, t, d, "restart", patch)
+		again, stop := r.change(ctx, t, d, "restart", patch, slow)
 		if stop != nil {
 			return *stop
 		}
@@ -262,13 +264,22 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 	return executor.Transient("conflict", "the deployment is written to all the time")
 }
 
-// change issues one patch. again: somebody else wrote first.
-func (r *roller) change(ctx context.Context, t *executor.Task, d *rollout, what string, patch []byte) (again bool, stop *executor.Outcome) {
-	reply, stop := r.Effect(ctx, t, what, "deployment/"+string(d.object.GetUID()), d.name(), func(ctx context.Context) error {
+// change issues one patch. slow: admission was seen to take its time. again: somebody
+// else wrote first.
+func (r *roller) change(ctx context.Context, t *executor.Task, d *rollout, what string, patch []byte, slow bool) (again bool, stop *executor.Outcome) {
+	limit := time.Duration(0)
+	if slow {
+		limit = admissionMost
+	}
+	reply, stop := r.EffectWithin(ctx, t, limit, what, "deployment/"+string(d.object.GetUID()), d.name(), func(ctx context.Context) error {
 		_, err := r.patch(ctx, d, patch, metav1.PatchOptions{})
 		return err
 	})
 	if stop != nil {
+		if stop.Class == operation.OutcomeAmbiguous {
+			stop.ActionCode = operation.ActRestoreDependency
+			stop.ActionText = fmt.Sprintf("%s; look whether the %s came through, then retry", seeTo(d.name()), what)
+		}
 		return false, stop
 	}
 	return judged(reply, d)

@@ -3,6 +3,7 @@ package deployment
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -160,8 +161,11 @@ func (r *roller) preflight(ctx context.Context, t *executor.Task) executor.Outco
 	case d.restarted(cluster.MarkOf(t)):
 		return executor.Done(d.name() + " is restarted already")
 	}
-	holds, warnings, err := r.check(ctx, d, cluster.MarkOf(t), p)
+	holds, warnings, err := r.check(ctx, t, d, cluster.MarkOf(t), p)
+	var h *hung
 	switch {
+	case errors.As(err, &h):
+		return h.outcome(ctx, t)
 	case err != nil:
 		return unread(err)
 	case len(holds) > 0:
@@ -179,16 +183,16 @@ func (r *roller) preflight(ctx context.Context, t *executor.Task) executor.Outco
 }
 
 // check finds what a restart would meet: what no restart gets past (one blocker, or
-// each right that is missing), and what is worth knowing.
-func (r *roller) check(ctx context.Context, d *rollout, by cluster.Mark, p operation.RollPayload) (holds, warnings []protocol.Blocker, err error) {
+// each right that is missing), and what is worth knowing. t is nil for a dry run.
+func (r *roller) check(ctx context.Context, t *executor.Task, d *rollout, by cluster.Mark, p operation.RollPayload) (holds, warnings []protocol.Blocker, err error) {
 	if hold := d.barred(p); hold != nil {
 		return []protocol.Blocker{*hold}, nil, nil
 	}
 	if holds, err = r.lacking(ctx, d, p); len(holds) > 0 || err != nil {
 		return holds, d.warnings(), err
 	}
-	if hold, err := r.rehearse(ctx, d, by); err != nil {
-		return nil, nil, err
+	if hold, err := r.rehearse(ctx, t, d, by); err != nil {
+		return nil, d.warnings(), err
 	} else if hold != nil {
 		holds = []protocol.Blocker{*hold}
 	}

@@ -90,7 +90,7 @@ func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
 		if err != nil {
 			return executor.Permanent("api_error", err.Error())
 		}
-		again, stop := r.change(ctx, t, d, "undo restart", patch)
+		again, stop := r.change(ctx, t, d, "undo restart", patch, false)
 		if stop != nil {
 			return *stop
 		}

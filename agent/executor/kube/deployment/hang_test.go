@@ -1,0 +1,159 @@
+package deployment
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster/clustertest"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// hangs is a deployment whose first dry runs admission does not answer, in time.
+func hangs(t *testing.T, s *clustertest.Server, first int) (*cluster.Cluster, *executor.Task) {
+	t.Helper()
+	d := object(t, deployments, web)
+	lists := map[schema.GroupVersionResource]string{}
+	for _, k := range kinds {
+		for _, r := range k.resources {
+			lists[r] = k.name + "List"
+		}
+	}
+	client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, d.object)
+	client.PrependReactor("patch", "deployments", func(a ktesting.Action) (bool, runtime.Object, error) {
+		p := a.(ktesting.PatchActionImpl)
+		if len(p.PatchOptions.DryRun) == 0 {
+			return false, nil, nil
+		}
+		if first == 0 {
+			return true, merged(t, d, p.GetPatch()).object, nil
+		}
+		first--
+		time.Sleep(34 * time.Second)
+		return true, nil, apierrors.NewTimeoutError("request did not complete within 34s", 0)
+	})
+	tk := rollTask()
+	tk.Assignment = &protocol.Assignment{Operation: by.Operation, Run: by.Run, Generation: by.Generation, TargetName: "deployment:llm/web", TargetUID: "d-1"}
+	tk.Blocked = s.Blocked
+	typed := fake.NewClientset()
+	typed.PrependReactor("create", "selfsubjectaccessreviews", func(ktesting.Action) (bool, runtime.Object, error) {
+		return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}, nil
+	})
+	return &cluster.Cluster{Client: typed, Dynamic: client, Now: time.Now, Pulse: s.Pulse()}, tk
+}
+
+// A webhook that hangs at the restart is named, and no API server that answers
+// everything else: nothing is touched, and the step goes on once it is answered.
+func TestWebhookThatHangs(t *testing.T) {
+	t.Parallel()
+	for _, step := range []string{"preflight", "restart"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var s clustertest.Server
+				c, tk := hangs(t, &s, 1)
+				roll, begun := Roll(c), time.Now()
+				over := make(chan executor.Outcome, 1)
+				go func() { over <- roll.Steps[step].Execute(t.Context(), tk) }()
+				time.Sleep(shownAfter)
+				synctest.Wait()
+				shown := s.Shown()
+				if len(shown) != 1 || shown[0].Code != "api_error" || shown[0].Rule != "api_server" || shown[0].Resource != "deployment/llm/web" ||
+					shown[0].Since == nil || !shown[0].Since.Equal(begun) || !strings.Contains(shown[0].Detail, "did not say within 10s whether it takes the restart of llm/web, and so it is asked again: a webhook may hang") {
+					t.Errorf("shown %+v", shown)
+				}
+				o := <-over
+				if o.Class != operation.OutcomeWaiting || o.ErrorCode != "api_error" || o.ActionCode != operation.ActRestoreDependency || !strings.Contains(o.Detail, "a webhook may hang") || !strings.Contains(o.ActionText, "every webhook that it asks about deployment llm/web") {
+					t.Errorf("%+v", o)
+				}
+				if o := roll.Steps[step].Execute(t.Context(), tk); o.Class != operation.OutcomeDone {
+					t.Errorf("once it is answered: %+v", o)
+				}
+			})
+		})
+	}
+}
+
+// At the deadline, or when it is cancelled, the step says what it waited for.
+func TestWebhookThatHangsToTheEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var s clustertest.Server
+		c, tk := hangs(t, &s, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		o := Roll(c).Steps["preflight"].Execute(ctx, tk)
+		if o.Class != operation.OutcomeWaiting || o.ErrorCode != "interrupted" || !strings.Contains(o.Detail, "a webhook may hang") || !strings.Contains(o.ActionText, "every webhook") {
+			t.Errorf("%+v", o)
+		}
+	})
+}
+
+// An API server that answers nothing is no webhook's fault.
+func TestServerThatHangsAtTheRehearsal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var s clustertest.Server
+		s.Hang(true)
+		c, tk := hangs(t, &s, 1)
+		over := make(chan executor.Outcome, 1)
+		go func() { over <- Roll(c).Steps["preflight"].Execute(t.Context(), tk) }()
+		time.Sleep(clustertest.Missed)
+		synctest.Wait()
+		if shown := s.Shown(); len(shown) != 1 || shown[0].Code != "api_unavailable" {
+			t.Errorf("shown %+v", shown)
+		}
+		if o := <-over; o.ErrorCode != "api_unavailable" {
+			t.Errorf("%+v", o)
+		}
+	})
+}
+
+// A dry run names it as well.
+func TestPreviewOfAWebhookThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var s clustertest.Server
+		c, _ := hangs(t, &s, 1)
+		list, err := Roll(c).Preview(t.Context(), protocol.PreviewRequest{ID: "op_1", TargetName: "deployment:llm/web", TargetUID: "d-1"})
+		if err != nil || len(list) != 1 || list[0].Code != "api_error" || !strings.Contains(list[0].Detail, "a webhook may hang") {
+			t.Errorf("%+v, %v", list, err)
+		}
+	})
+}
+
+// A restart whose rehearsal took its time is given as much, past the fence of a call.
+func TestRestartBehindASlowWebhook(t *testing.T) {
+	t.Parallel()
+	s, c := serve(t, "Deployment", nil)
+	var patches atomic.Int32
+	s.admit = func(map[string]any) {
+		if patches.Add(1) == 1 {
+			time.Sleep(slowFrom + 100*time.Millisecond)
+			return
+		}
+		time.Sleep(1500 * time.Millisecond)
+	}
+	tk := rollTask()
+	tk.Fence = func(ctx context.Context) (context.Context, context.CancelFunc, error) {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		return ctx, cancel, nil
+	}
+	if o := Roll(c).Steps["restart"].Execute(within(t, 20*time.Second), tk); o.Class != operation.OutcomeDone {
+		t.Errorf("%+v", o)
+	}
+}
