@@ -32,5 +32,6 @@
 // Job's pod, of whatever generation of the run; where that is gone a Job that
 // changes nothing asks the host's mark. A probe is shorter than such a Job may
 // take, so the next one, of whatever generation, reads its answer before it asks
-// for another.
+// for another. While the Job of another operation's reset of the device, or of an
+// earlier run's, has not ended, it is not known that nothing is under way.
 package device

@@ -140,9 +140,12 @@ func (e *devices) job(t *executor.Task, d target, verb, name string) *batchv1.Jo
 	}
 }
 
+// argDevice is before the device in the host program's arguments.
+const argDevice = "--device="
+
 // args are the host program's.
 func (e *devices) args(m cluster.Mark, d target, verb string) []string {
-	args := []string{verb, "--device=" + d.uuid, "--node=" + d.node, "--state=" + e.cfg.State,
+	args := []string{verb, argDevice + d.uuid, "--node=" + d.node, "--state=" + e.cfg.State,
 		"--operation=" + m.Operation, fmt.Sprintf("--run=%d", m.Run), fmt.Sprintf("--generation=%d", m.Generation),
 		"--pod-logs=" + podLogs, "--pod-resources=" + path.Join(podResources, "kubelet.sock")}
 	if verb == report.VerbReset {

@@ -37,6 +37,30 @@ func (e *devices) jobs(ctx context.Context, t *executor.Task, verb string) ([]*b
 	return out, nil
 }
 
+// another finds a Job that may reset the device yet and is of no lease of this run: an
+// operation, or a run, can end while nobody knows what became of its reset, and its Job
+// lives on to its own deadline. nil: there is none.
+func (e *devices) another(ctx context.Context, t *executor.Task, d target) (*batchv1.Job, error) {
+	ctx, cancel := e.c.Read(ctx)
+	defer cancel()
+	list, err := e.c.Client.BatchV1().Jobs(e.c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: labelVerb + "=" + report.VerbReset})
+	if err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		j := &list.Items[i]
+		if on, ok := cluster.ReadMark(j.Annotations); ok && !on.SameRun(cluster.MarkOf(t)) && !over(j) && resets(j, d) {
+			return j, nil
+		}
+	}
+	return nil, nil
+}
+
+// resets tells whether a Job that resets is for the device.
+func resets(j *batchv1.Job, d target) bool {
+	return slices.ContainsFunc(j.Spec.Template.Spec.Containers, func(c corev1.Container) bool { return slices.Contains(c.Args, argDevice+d.uuid) })
+}
+
 // glance waits for a Job's answer until ctx ends: a reset ends by itself. A Job
 // that is over and whose pod is gone has none.
 func (e *devices) glance(ctx context.Context, t *executor.Task, d target, verb string, j *batchv1.Job) (heard, error) {

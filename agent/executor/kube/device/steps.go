@@ -266,6 +266,12 @@ func (e *devices) probeReset(ctx context.Context, t *executor.Task) executor.Fin
 			return executor.Unknown("in_progress", fmt.Sprintf("job %s has not answered yet: %s", j.Name, h.why))
 		}
 	}
+	switch j, err := e.another(ctx, t, d); {
+	case err != nil:
+		return cluster.Unread(err)
+	case j != nil:
+		return executor.Unknown("in_progress", fmt.Sprintf("job %s of operation %s has not ended and may reset GPU %s yet", j.Name, j.Labels[cluster.LabelOperation], d.uuid))
+	}
 	return e.probeMark(ctx, t, d, jobs)
 }
 
