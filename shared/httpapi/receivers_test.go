@@ -156,6 +156,8 @@ func TestReceiversThatAreRefused(t *testing.T) {
 	} {
 		p.do("admin", "POST", "/v1/receivers", body).problem(422, problem.Invalid).points(pointer)
 	}
+	p.do("admin", "POST", "/v1/receivers", `{"name":"a","kind":"alertmanager","urls":["https://a.example"],"labels":{"key":"AKIAIOSFODNN7EXAMPLE"}}`).
+		problem(422, problem.SecretInRequest).points("/labels/key")
 }
 
 // TestWarningsOfReceivers: what a receiver's matchers name that there is not is told by

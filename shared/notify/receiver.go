@@ -177,6 +177,9 @@ func (s *Service) check(sp *Spec) error {
 		if v == "" || len(v) > alert.MaxShortBytes || !operation.CleanText(v) {
 			f.add(at, alert.CodeFormat, "must have 1 to %d bytes without control characters", alert.MaxShortBytes)
 		}
+		if more, ok := errors.AsType[alert.Faults](alert.CheckSecret(at, v)); ok {
+			f.Faults = append(f.Faults, more...)
+		}
 	}
 	if _, err := compileMatchers(sp.Matchers); err != nil {
 		if more, ok := err.(alert.Faults); ok { //nolint:errorlint // CompileSilence returns them as they are
