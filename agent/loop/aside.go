@@ -20,6 +20,8 @@ type aside struct {
 type asideUntil struct {
 	at      time.Duration
 	offered bool // only while this agent is cut off
+	silent  bool // handed over since nothing answers, since then
+	since   time.Duration
 }
 
 func newAside() *aside { return &aside{held: map[string]asideUntil{}} }
@@ -28,6 +30,21 @@ func (s *aside) put(op string, until time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.held[op] = asideUntil{at: until}
+}
+
+// putSilent is put of an operation for which nothing answers since a time.
+func (s *aside) putSilent(op string, until, since time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[op] = asideUntil{at: until, silent: true, since: since}
+}
+
+// silentSince tells since when nothing answered when the operation was handed over, if it
+// was lately and for that.
+func (s *aside) silentSince(op string) (since time.Duration, was bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.held[op].since, s.held[op].silent
 }
 
 // left is how much longer an operation that was handed over is left to others; 0: no

@@ -2,6 +2,7 @@ package loop
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -27,6 +28,8 @@ type settling struct {
 	restored bool
 	silent   *time.Duration // since when nothing answered first
 	denied   *time.Duration // since when a right is missing, after any silence
+	noted    string         // the code of what the journal says it waits for; "": nothing
+	since    time.Duration  // when that began
 }
 
 // settle reads what became of the unfinished steps before anything is issued.
@@ -39,6 +42,9 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 	reached := true // every step before has succeeded
 	mute := false   // nothing answers what is asked of a step that was never begun
 	w := settling{foreign: r.foreign(), restored: operation.FromBackup(r.a.Generation)}
+	if since, waited := r.agent.aside.silentSince(r.a.Operation); waited { // this agent's last lease has said it
+		w.noted, w.since = codeSilent, since
+	}
 	for _, s := range r.steps {
 		if s.Phase.Settled() {
 			reached = reached && s.Phase != operation.StepFailed
@@ -76,6 +82,7 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 				out: executor.Outcome{ErrorCode: f.ErrorCode, Detail: f.Detail}}
 		}
 	}
+	r.noteAnswer(&w)
 	if unknown != nil {
 		return unknown
 	}
@@ -127,10 +134,12 @@ func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Find
 			denials = 0
 			said, wait = executor.Waiting(f.ErrorCode, f.Detail), backoff(try, retryBase, unansweredMost)
 			r.silent(s, began, said)
+			r.noteWaiting(s, w, asked, said)
 		case w.believed(asked):
 			denials++
 			said, wait = executor.Waiting(f.ErrorCode, f.Detail), backoff(denials, time.Second, deniedMost)
 			r.denied(s, began.Add(*w.denied-asked), said)
+			r.noteWaiting(s, w, *w.denied, said)
 		}
 		wake := r.agent.stopping // most cancels do not: what they call for must be read first as well
 		if r.needsNoAnswer(w) {
@@ -141,6 +150,24 @@ func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Find
 			return f, because(e, s, said)
 		}
 	}
+}
+
+// noteWaiting has the journal say what the step waits for, once.
+func (r *run) noteWaiting(s *stepState, w *settling, since time.Duration, said executor.Outcome) {
+	if w.noted == said.ErrorCode {
+		return
+	}
+	w.noted, w.since = said.ErrorCode, since
+	r.out.note(protocol.Note{Code: said.ErrorCode, Detail: said.Detail, StepID: s.ID})
+}
+
+// noteAnswer has the journal say that the wait is over: all that was asked for is read.
+func (r *run) noteAnswer(w *settling) {
+	if w.noted == "" {
+		return
+	}
+	r.out.note(protocol.Note{Code: codeAnswered,
+		Detail: fmt.Sprintf("the steps could be read, after %s of %s", (r.agent.mono() - w.since).Round(time.Second), w.noted)})
 }
 
 // probeNeeded probes a step for as long as the run needs the answer.
@@ -221,7 +248,7 @@ func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said execu
 	case closed(r.agent.stopping):
 		return &end{outcome: protocol.FinalHandBack}
 	case (unknown || w.silent != nil) && w.heldFor(now) >= holdUnknown && r.mayLeave():
-		r.leave(s.ID, said.ErrorCode, said.Detail)
+		r.leave(s.ID, said.ErrorCode, said.Detail, w.since)
 		return &end{outcome: protocol.FinalHandBack}
 	case cancelled && !unknown && !w.restored && !r.needsCleanup():
 		return &end{outcome: protocol.FinalCancelled}

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -15,6 +16,9 @@ const (
 	codeSilent    = "api_unavailable"
 	codeForbidden = "forbidden"
 )
+
+// codeAnswered is the code of the note that either is over.
+const codeAnswered = "answered"
 
 // unansweredMost is the longest between two tries of a step that only reads, while
 // nothing answers.
@@ -49,10 +53,13 @@ func (r *run) stands(s *stepState, since time.Time, b protocol.Blocker) {
 // mayLeave tells whether another lease is sure to come before the deadline does.
 func (r *run) mayLeave() bool { return r.lease.remaining() > 2*executor.HandBackFor }
 
-// leave leaves the operation to other agents for a while, and says why.
-func (r *run) leave(step, code, why string) {
-	r.agent.aside.put(r.a.Operation, r.agent.mono()+executor.HandBackFor)
-	r.out.note(protocol.Note{Code: code, Detail: why, StepID: step})
+// leave leaves the operation to other agents for a while, and says why, and since when
+// nothing answers.
+func (r *run) leave(step, code, why string, since time.Duration) {
+	now := r.agent.mono()
+	r.agent.aside.putSilent(r.a.Operation, now+executor.HandBackFor, since)
+	r.out.note(protocol.Note{Code: code, StepID: step,
+		Detail: fmt.Sprintf("left to other agents for %s, after %s: %s", executor.HandBackFor, (now - since).Round(time.Second), why)})
 }
 
 // outwaits gives the lease back, at the next boundary, once a step that is carried out
@@ -101,7 +108,7 @@ func (r *run) outwaited(n int) {
 	if s == nil || !silent || over || !r.mayLeave() {
 		return
 	}
-	r.leave(s.ID, codeSilent, why)
+	r.leave(s.ID, codeSilent, why, r.agent.mono()-holdUnknown)
 	r.requestStop()
 }
 
