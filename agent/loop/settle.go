@@ -190,8 +190,9 @@ func (r *run) probeNeeded(ctx context.Context, s *stepState, w *settling) execut
 // unanswered tells whether the finding of a probe that was made at that time is none:
 // nothing answered. An API server that has just started denies every right until it has
 // read its roles, so that a denial counts as silence until steps believe it as well,
-// also where this lease has met no silence: it may have begun after that. And what became of a step that was never begun is not unknown for want of a right:
-// it waits until it has that.
+// also where this lease has met no silence: it may have begun after that. And what
+// became of a step that was never begun is not unknown for want of a right: it waits
+// until it has that.
 func (w *settling) unanswered(s *stepState, f executor.Finding, asked time.Duration) bool {
 	if f.Phase != operation.StepUnknown {
 		return false
@@ -234,8 +235,8 @@ func (w *settling) believed(asked time.Duration) bool {
 // unheard tells how a run ends that waits for an answer; nil: it waits on. It gives the
 // lease back after a while, and leaves the operation to others, unless the deadline would
 // find nobody then to say what it waited for. Where a right is missing and nothing is
-// unknown that is of no use, and it waits to the deadline. A cancel ends
-// it if nothing is unknown and nothing is to be cleaned up.
+// unknown that is of no use, and it waits to the deadline. A cancel ends it if nothing
+// is unknown and nothing is to be cleaned up.
 func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said executor.Outcome) *end {
 	if e := r.interrupted(ctx, false); e != nil {
 		return e
@@ -247,11 +248,11 @@ func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said execu
 	switch now := r.agent.mono(); {
 	case closed(r.agent.stopping):
 		return &end{outcome: protocol.FinalHandBack}
+	case cancelled && !unknown && !w.restored && !r.needsCleanup():
+		return &end{outcome: protocol.FinalCancelled}
 	case (unknown || w.silent != nil) && w.heldFor(now) >= holdUnknown && r.mayLeave():
 		r.leave(s.ID, said.ErrorCode, said.Detail, w.since)
 		return &end{outcome: protocol.FinalHandBack}
-	case cancelled && !unknown && !w.restored && !r.needsCleanup():
-		return &end{outcome: protocol.FinalCancelled}
 	}
 	return nil
 }
