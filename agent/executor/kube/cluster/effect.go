@@ -118,7 +118,7 @@ func (c *Cluster) issue(ctx context.Context, t *executor.Task, what, resource, n
 	defer cancel()
 	// A holder that was stopped since the fence learns here, before its timers
 	// have fired, that its time is over.
-	if d, bounded := fenced.Deadline(); bounded && !time.Now().Before(d) {
+	if past(fenced) || past(under) {
 		end(Timeout, "not sent")
 		return Reply{Category: Timeout, Err: executor.ErrFenced, Command: id}, fencedOff(id, executor.ErrFenced)
 	}
@@ -154,6 +154,12 @@ func (c *Cluster) issue(ctx context.Context, t *executor.Task, what, resource, n
 	}
 	end(r.Category, output)
 	return r, o
+}
+
+// past tells whether a context's time is over, before its timer says so.
+func past(ctx context.Context) bool {
+	d, bounded := ctx.Deadline()
+	return bounded && !time.Now().Before(d)
 }
 
 // unsent: the request never left, or nobody who could have done it answered.
