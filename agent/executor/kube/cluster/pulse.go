@@ -18,7 +18,8 @@ const (
 )
 
 // Pulse tells whether the API server answers. It takes every answer that the agent
-// gets, and what its watches stream; while there is none it asks for one. All that
+// gets that came out of etcd, and what its watches stream; while there is none it asks
+// for one. All that
 // wait share it, so that it costs one cheap question now and then, however many they
 // are, and none while others are answered. Nothing is asked while nobody listens. A
 // nil Pulse, of a Cluster that was made by hand, knows of no silence.
@@ -91,26 +92,29 @@ func (p *Pulse) Tell(ctx context.Context, tell func(silent *Unanswered)) {
 	}
 }
 
-// note takes the answer to any request, and what it streams from then on: a watch is
-// one answer that lasts. One that the server could not serve is none.
+// note takes the answer to any request, and what it streams from then on, as far as it
+// shows that the server can serve: one whose etcd is away goes on answering much. A
+// watch is one answer that lasts.
 func (p *Pulse) note(r *http.Response) {
-	if r.StatusCode >= http.StatusInternalServerError {
-		return
-	}
-	p.hear()
-	if r.StatusCode != http.StatusSwitchingProtocols { // its body is written to as well
-		r.Body = &stream{r.Body, p}
+	switch {
+	case r.StatusCode >= http.StatusMultipleChoices || r.StatusCode == http.StatusSwitchingProtocols || !ofStore(r.Request):
+	case isWatch(r.Request):
+		r.Body = &stream{r.Body, p, true}
+	default:
+		p.hear()
+		r.Body = &stream{r.Body, p, false}
 	}
 }
 
 // stream is the body of an answer.
 type stream struct {
 	io.ReadCloser
-	of *Pulse
+	of    *Pulse
+	watch bool
 }
 
 func (s *stream) Read(b []byte) (n int, err error) {
-	if n, err = s.ReadCloser.Read(b); n > 0 {
+	if n, err = s.ReadCloser.Read(b); n > 0 && !(s.watch && ofCache(b[:n])) {
 		s.of.hear()
 	}
 	return n, err

@@ -197,7 +197,7 @@ func TestPulseWhileOthersAreAnswered(t *testing.T) {
 		p, s, others := beating(t)
 		l := listening(t, p)
 		ask := func() {
-			r, err := others.Get("http://server/behind/it/api")
+			r, err := others.Get("http://server/behind/it/api/v1/nodes")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -231,7 +231,12 @@ func TestPulseWhileOthersAreAnswered(t *testing.T) {
 		if _, _, u := l.now(); u == nil {
 			t.Error("well while nobody is served")
 		}
-		s.set(says(http.StatusNotFound, ""))
+		s.set(func(r *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(r.URL.Path, readyPath) {
+				return hangs(r)
+			}
+			return says(http.StatusOK, "")(r)
+		})
 		ask()
 		synctest.Wait()
 		if since, _, u := l.now(); u != nil || time.Since(since) > time.Second {
