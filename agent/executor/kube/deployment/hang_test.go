@@ -2,6 +2,8 @@ package deployment
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -53,7 +55,18 @@ func hangs(t *testing.T, s *clustertest.Server, first int) (*cluster.Cluster, *e
 	typed.PrependReactor("create", "selfsubjectaccessreviews", func(ktesting.Action) (bool, runtime.Object, error) {
 		return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}, nil
 	})
-	return &cluster.Cluster{Client: typed, Dynamic: client, Now: time.Now, Pulse: s.Pulse()}, tk
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	config := `{"apiVersion":"v1","kind":"Config","current-context":"c","clusters":[{"name":"c","cluster":{"server":"http://127.0.0.1:1"}}],
+		"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{}}]}`
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := cluster.Open(cluster.Options{Kubeconfig: file}) // nobody listens there: all is asked of the fakes
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Client, c.Dynamic, c.Pulse = typed, client, s.Pulse()
+	return c, tk
 }
 
 // A webhook that hangs at the restart is named, and no API server that answers
