@@ -166,9 +166,10 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	// That a kubelet said nothing is no fault of its own while nobody could have
 	// passed it on.
 	if unheard := l.away && code == "stopping"; !unheard && (d.gone || l.pending) {
-		l.hold(code, "pod/"+p.name, rule, fmt.Sprintf("pod %s: %s", p.name, why), p)
+		h := l.hold(code, "pod/"+p.name, rule, fmt.Sprintf("pod %s: %s", p.name, why), p)
+		h.since = stayingSince(d.s, p, code)
 		if s := l.services[p.uid]; s != "" {
-			l.holds[len(l.holds)-1].why += ", and it still serves requests of service " + s
+			h.why += ", and it still serves requests of service " + s
 		}
 	}
 	if until := p.pod.DeletionTimestamp.Sub(now); until > 0 { // what is said changes then
@@ -224,6 +225,16 @@ func staying(s *session, p *planned, now time.Time) (code, rule, why string) {
 	}
 	return "terminating", "grace_period", fmt.Sprintf("it has been stopping since %s, its grace period of %s%s ends at %s",
 		since.Format(time.RFC3339), until.Sub(since).Round(time.Second), within, until.UTC().Format(time.RFC3339))
+}
+
+// stayingSince is since when what keeps a pod does that was told to stop, as the cluster
+// itself tells: it is the same whoever holds the lease.
+func stayingSince(s *session, p *planned, code string) *time.Time {
+	if code == "node_unreachable" || code == "node_not_ready" {
+		return readySince(s.node)
+	}
+	at := askedAt(p.pod)
+	return &at
 }
 
 // why words past what rule a pod was deleted: the drain asked for it.
