@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -135,8 +136,9 @@ func TestTwoOfWhichOneIsCutOff(t *testing.T) {
 	}
 	time.Sleep(20 * time.Second) // the fault itself: until the agent knows of it
 	for _, n := range nodes {
-		o := s.ended(s.want("node.cordon", "node:"+n, nil, time.Minute).ID, 20*time.Second)
-		if o.Phase != operation.Succeeded || len(o.Assignments) != 1 || o.Assignments[0].Agent == first {
+		o := s.ended(s.want("node.cordon", "node:"+n, nil, time.Minute).ID, time.Minute)
+		// A machine that stalls may cost leases: how many there were says nothing here.
+		if o.Phase != operation.Succeeded || slices.ContainsFunc(o.Assignments, func(a operation.Assignment) bool { return a.Agent == first }) {
 			t.Errorf("the cordon: %s", o)
 		}
 	}
