@@ -15,9 +15,6 @@ const (
 	// lookAgain is how often it is looked for something new to send while nothing but
 	// answers is waited for.
 	lookAgain = time.Second
-	// postponed is when a message is due again that some have not answered by then, should
-	// whoever waits for that be gone.
-	postponed = 30 * time.Second
 	// refusedWithin and refusedTries bound how a batch is tried in parts that was refused.
 	refusedWithin = 5 * time.Second
 	refusedTries  = 64
@@ -30,8 +27,8 @@ func (s *Service) waits() time.Duration { return cmp.Or(s.patience, patience) }
 // answered it.
 type word struct {
 	d    *Delivery
-	said answer // what came of it so far
-	open int    // Alertmanagers that have not answered, those among them that were not told yet
+	said answer     // what came of it so far
+	open []endpoint // the Alertmanagers that have not answered, those among them that were not told yet
 }
 
 // asks are the requests to Alertmanagers that are not answered yet, and what is to be told
@@ -66,7 +63,7 @@ func (a *asks) waitsFor(to endpoint) bool { return a.out[to.url] != nil }
 
 // put has a word be told to an endpoint, in the place of an earlier one of the message.
 func (a *asks) put(to endpoint, w *word) {
-	w.open++
+	w.open = append(w.open, to)
 	if ids := a.queues[to.url]; !slices.Contains(ids, w.d.ID) {
 		a.queues[to.url] = append(ids, w.d.ID)
 	}

@@ -83,7 +83,9 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 				h.asks.await(ctx)
 			}
 			if mine = true; !wait || h.lane.Lease.Sub(s.now()) < h.lease/2 {
-				mine, err = s.own(ctx, h, func() error { return s.keep(ctx, h) })
+				if mine, err = s.own(ctx, h, func() error { return s.keep(ctx, h) }); errors.Is(err, ledger.ErrConflict) {
+					mine, err = true, nil // it is woken all the time
+				}
 			}
 		}
 		switch {

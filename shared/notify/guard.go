@@ -78,7 +78,7 @@ func (g guard) control(kind string, plain bool) func(context.Context, string, st
 const (
 	maxHeaderBytes = 16 << 10
 	maxIdle        = 30 * time.Second
-	perHost        = 8 // connections to one receiver
+	perHost        = 8 // requests to one receiver at a time; several may be on one host
 )
 
 // client returns what sends to receivers of the kind. A connection is used again
@@ -92,7 +92,7 @@ func (s *Service) client(kind, scheme string) *http.Client {
 				s.clients[k+" "+sch] = &http.Client{
 					// No proxy: it would dial in the guard's place.
 					Transport: &http.Transport{DialContext: d.DialContext, TLSHandshakeTimeout: 10 * time.Second, MaxResponseHeaderBytes: maxHeaderBytes,
-						IdleConnTimeout: maxIdle, MaxConnsPerHost: perHost, MaxIdleConnsPerHost: perHost, DisableCompression: true,
+						IdleConnTimeout: maxIdle, MaxIdleConnsPerHost: perHost, DisableCompression: true,
 						TLSClientConfig: s.tls()},
 					CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 				}

@@ -21,11 +21,12 @@ type answer struct {
 	pause  time.Duration // that the receiver asks for
 	gone   bool          // 410
 	body   string        // its beginning
-	// The rest is of one of several Alertmanagers. at is where it is among them; notAsked
-	// that nothing is sent there until the time, cut that it is not known what came of it.
+	// The rest is of one of several Alertmanagers. at is where it is among them, until when
+	// nothing is sent there, notAsked that nothing was for that, and cut that it is not
+	// known what came of it.
 	at            int
-	notAsked, cut bool
 	until         time.Time
+	notAsked, cut bool
 }
 
 func (a *answer) taken() bool { return a.err == "" }
@@ -54,8 +55,11 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 		n.State, n.Next, n.DoneAt = Delivered, time.Time{}, now
 	default:
 		n.Next = s.nextTry(r, &n, now, a.pause)
-		if a.notAsked && !n.Next.IsZero() {
-			n.Next = sooner(a.until, now.Add(resend)).Truncate(time.Millisecond)
+		if isAhead(a.until, now) && !n.Next.IsZero() { // one that failed is asked again then
+			if n.Next = a.until; len(r.URLs) > 1 { // and others are told each minute
+				n.Next = sooner(n.Next, now.Add(resend))
+			}
+			n.Next = n.Next.Truncate(time.Millisecond)
 		}
 		if a.gone {
 			n.Next = time.Time{}

@@ -32,6 +32,10 @@ func (t *target) fits(left, waits time.Duration) int {
 	return max(0, int(left/t.timeout())) * perHost
 }
 
+// postponed is for how long a message is not due that some have not answered, should
+// whoever waits for that be gone: they answer what they were told before it, and then it.
+func (t *target) postponed() time.Duration { return 2 * (t.timeout() + patience) }
+
 // longest is how long a whole round may take.
 func (t *target) longest() time.Duration { return webhookRound / perHost * t.timeout() }
 

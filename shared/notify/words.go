@@ -19,14 +19,21 @@ func (w *word) add(r *target, to endpoint, more answer) {
 	if !more.taken() && len(r.URLs) > 1 {
 		more.err = clip(to.name+": "+more.err, maxError)
 	}
-	pause := min(w.said.pause, more.pause) // the first that may be asked again is
+	pause, until := min(w.said.pause, more.pause), sooner(w.said.until, more.until) // the first that may be asked again is
 	if d := more.weight() - w.said.weight(); d > 0 || d == 0 && more.at < w.said.at {
 		w.said = more
 	}
-	w.said.pause = pause
+	w.said.pause, w.said.until = pause, until
 }
 
 func newWord(d *Delivery) *word { return &word{d: d, said: answer{pause: maxHold, at: MaxURLs}} }
+
+// ends tells whether a message says of an alert what the word does: that it is over, since
+// the same time.
+func (w *word) ends(d *Delivery) bool {
+	x, y := w.d.Push.EndsAt, d.Push.EndsAt
+	return x != nil && y != nil && x.Equal(*y)
+}
 
 // weight orders what came of a message at several Alertmanagers: the heaviest is told.
 func (a *answer) weight() int {
@@ -51,6 +58,10 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 	}
 	var ws []*word
 	for _, d := range due {
+		if w := h.asks.words[d.ID]; w != nil && w.ends(d) { // those that know it need not be told again
+			w.d, ws = d, append(ws, w)
+			continue
+		}
 		w := newWord(d)
 		h.asks.words[d.ID] = w
 		for _, to := range r.endpoints() {
@@ -63,7 +74,7 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 	}
 	late := time.NewTimer(s.waits())
 	defer late.Stop()
-	for slices.ContainsFunc(ws, func(w *word) bool { return w.open > 0 }) {
+	for slices.ContainsFunc(ws, func(w *word) bool { return len(w.open) > 0 }) {
 		select {
 		case a := <-h.asks.replies:
 			h.asks.early = append(h.asks.early, a)
@@ -71,8 +82,8 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 				return err
 			}
 		case <-late.C:
-			ws = slices.DeleteFunc(ws, func(w *word) bool { return w.open == 0 })
-			return each(ws, func(w *word) error { return s.postpone(ctx, r, w, h.asks) })
+			ws = slices.DeleteFunc(ws, func(w *word) bool { return len(w.open) == 0 })
+			return each(ws, func(w *word) error { return s.postpone(ctx, r, w) })
 		case <-ctx.Done():
 			return nil
 		}
@@ -89,7 +100,8 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 			return // there is a later word of it
 		}
 		w.add(r, to, a)
-		if w.open--; w.open == 0 {
+		w.open = slices.DeleteFunc(w.open, func(e endpoint) bool { return e.url == to.url })
+		if len(w.open) == 0 {
 			delete(h.asks.words, w.d.ID)
 			over = append(over, w)
 		}
@@ -107,8 +119,9 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 			s.came(ctx, h, r, a.to, a.answers)
 			s.refused(ctx, r, &a)
 		}
+		until := h.lane.heldUntil(a.to, s.now())
 		for i, w := range a.words {
-			if a.cut {
+			if a.answers[i].until = until; a.cut {
 				a.answers[i] = answer{err: "it had no time to answer", cut: true}
 			}
 			came(w, a.to, a.answers[i])
@@ -171,17 +184,10 @@ func unlessOther(err error, d *Delivery) error {
 
 // postpone has a word's message be due in a while, should nobody be there to take over what
 // comes of it: the process may end before.
-func (s *Service) postpone(ctx context.Context, r *target, w *word, a *asks) error {
-	n := *w.d
-	n.Next = s.now().Add(postponed)
-	for _, to := range r.endpoints() {
-		if a.waitsFor(to) {
-			late := newWord(w.d)
-			late.add(r, to, answer{err: "it has not answered yet"})
-			n.LastError = late.said.err
-			break
-		}
-	}
+func (s *Service) postpone(ctx context.Context, r *target, w *word) error {
+	n, late := *w.d, newWord(w.d)
+	late.add(r, w.open[0], answer{err: "it has not answered yet"})
+	n.Next, n.LastError = s.now().Add(r.postponed()), late.said.err
 	err := s.keepDelivery(ctx, r, w.d, &n)
 	n.version++
 	n.LastError = w.d.LastError // what came of it is settled as if nothing had been said

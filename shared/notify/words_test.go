@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -382,7 +383,7 @@ func TestDeadlineWithASlowOne(t *testing.T) {
 	}
 	opens()
 	p.patience = time.Minute
-	p.advance(postponed)
+	p.advance(time.Minute + 5*time.Second)
 	p.serve()
 	if d := p.deliveries(r, Delivered); len(d) != 1 || d[0].Tries != 1 {
 		t.Errorf("%+v", p.deliveries(r, ""))
@@ -455,5 +456,77 @@ func TestNotAskedIsNoTry(t *testing.T) {
 	}
 	if d := p.deliveries(r, Failed); len(d) != 1 || d[0].Rule != "hot" {
 		t.Errorf("given up: %+v", d)
+	}
+}
+
+// One that fails for long keeps what another missed while it was held from being told it
+// when its hold is over, and no longer.
+func TestTwoThatFail(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	dead := newSite(t, p, func(w http.ResponseWriter, _ *http.Request, _ int) { w.WriteHeader(500) })
+	flaps := newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{dead.URL, flaps.URL}})
+	flaps.breaks(true)
+	p.tell(alert.TypeFiring, p.alert("hot"))
+	for range 30 { // the dead one's pauses are as long as they get
+		p.run()
+		p.advance(10 * time.Second)
+	}
+	flaps.breaks(false)
+	for range int(maxPushHold/time.Second) + 1 {
+		p.run()
+		p.advance(time.Second)
+	}
+	if n := len(flaps.firing(p.clock())); n != 1 {
+		t.Errorf("the one that is back knows %d alerts: %+v", n, p.deliveries(r, ""))
+	}
+}
+
+// An end that one has not answered for longer than it is postponed is not told the others
+// again, and is settled when it has.
+func TestEndThatTakesLong(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = time.Millisecond
+	var hangs atomic.Bool
+	gate := make(chan struct{})
+	slow, up := newSite(t, p, func(_ http.ResponseWriter, r *http.Request, _ int) {
+		if !hangs.Load() {
+			return
+		}
+		select {
+		case <-gate:
+		case <-r.Context().Done():
+		}
+	}), newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{slow.URL, up.URL}, Timeout: alert.Duration(MaxTimeout)})
+	a := p.alert("hot")
+	p.tell(alert.TypeFiring, a)
+	p.run()
+	hangs.Store(true)
+	p.tell(alert.TypeResolved, a)
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	done := p.delivering(r)
+	waits := func(d Delivery) bool {
+		return d.LastError == "/urls/0: it has not answered yet" && d.Next.After(p.clock())
+	}
+	eventually(t, "it is postponed", func() bool { return slices.ContainsFunc(p.deliveries(r, Pending), waits) })
+	n := len(up.all())
+	for range 2 {
+		p.advance(2 * (MaxTimeout + patience))
+		eventually(t, "it is postponed again", func() bool { return slices.ContainsFunc(p.deliveries(r, Pending), waits) })
+	}
+	if m := len(up.all()); m != n {
+		t.Errorf("the other one is told %d times more", m-n)
+	}
+	close(gate)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if d := p.deliveries(r, Delivered); len(d) != 1 || d[0].LastError != "" || d[0].Tries != 1 {
+		t.Errorf("%+v", p.deliveries(r, ""))
 	}
 }
