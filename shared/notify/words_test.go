@@ -513,7 +513,9 @@ func TestEndThatTakesLong(t *testing.T) {
 	waits := func(d Delivery) bool {
 		return d.LastError == "/urls/0: it has not answered yet" && d.Next.After(p.clock())
 	}
-	eventually(t, "it is postponed", func() bool { return slices.ContainsFunc(p.deliveries(r, Pending), waits) })
+	eventually(t, "it is postponed, and the other one knows", func() bool {
+		return slices.ContainsFunc(p.deliveries(r, Pending), waits) && len(up.firing(p.clock())) == 0
+	})
 	n := len(up.all())
 	for range 2 {
 		p.advance(2 * (MaxTimeout + patience))
