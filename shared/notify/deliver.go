@@ -145,10 +145,8 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	case h.lane.Holds[r.URL].Fails > 0:
 		limit = probeRound
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		if limit = min(limit, r.fits(time.Until(deadline), s.waits())); limit == 0 {
-			return then{leave: true, until: now}, nil
-		}
+	if limit = min(limit, s.room(ctx, r)); limit == 0 {
+		return then{leave: true, until: now}, nil
 	}
 	if more, err := s.hasten(ctx, h, r, now); more || err != nil {
 		return then{}, err

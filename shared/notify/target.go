@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -30,6 +31,15 @@ func (t *target) fits(left, waits time.Duration) int {
 		return pushRound
 	}
 	return max(0, int(left/t.timeout())) * perHost
+}
+
+// room is fits for the time that ctx leaves.
+func (s *Service) room(ctx context.Context, r *target) int {
+	at, bounded := ctx.Deadline()
+	if !bounded {
+		return math.MaxInt
+	}
+	return r.fits(time.Until(at), s.waits())
 }
 
 // postponed is for how long a message is not due that some have not answered, should

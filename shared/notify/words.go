@@ -57,6 +57,7 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 		return err
 	}
 	var ws []*word
+	all := r.endpoints()
 	for _, d := range due {
 		if w := h.asks.words[d.ID]; w != nil && w.ends(d) { // those that know it need not be told again
 			w.d, ws = d, append(ws, w)
@@ -64,7 +65,7 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 		}
 		w := newWord(d)
 		h.asks.words[d.ID] = w
-		for _, to := range r.endpoints() {
+		for _, to := range all {
 			h.asks.put(to, w)
 		}
 		ws = append(ws, w)
@@ -127,10 +128,7 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 			came(w, a.to, a.answers[i])
 		}
 	}
-	now, enough := s.now(), true
-	if at, ok := ctx.Deadline(); ok {
-		enough = r.fits(time.Until(at), s.waits()) > 0
-	}
+	now, enough := s.now(), s.room(ctx, r) > 0
 	for _, to := range r.endpoints() {
 		if h.asks.waitsFor(to) {
 			continue

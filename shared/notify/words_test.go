@@ -27,6 +27,22 @@ func newGate(t *testing.T, p *plane, status int) (s *site, open func()) {
 	return s, func() { close(gate) }
 }
 
+// newSlowFake answers one request for each that is sent to the gate, and all when it is
+// closed.
+func newSlowFake(t *testing.T, p *plane) (f *fake, gate chan struct{}) {
+	t.Helper()
+	f, gate = newFake(t, p), make(chan struct{})
+	take := f.answer
+	f.answer = func(w http.ResponseWriter, r *http.Request, n int) {
+		select {
+		case <-gate:
+			take(w, r, n)
+		case <-r.Context().Done():
+		}
+	}
+	return f, gate
+}
+
 // eventually waits for something that others do.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
@@ -119,15 +135,8 @@ func TestSlowOneIsToldWhatItMissed(t *testing.T) {
 	t.Parallel()
 	p := setup(t)
 	p.patience, p.pushMost = time.Millisecond, 20
-	slow, up, gate := newFake(t, p), newFake(t, p), make(chan struct{})
-	take := slow.answer
-	slow.answer = func(w http.ResponseWriter, r *http.Request, n int) {
-		select {
-		case <-gate:
-			take(w, r, n)
-		case <-r.Context().Done():
-		}
-	}
+	slow, gate := newSlowFake(t, p)
+	up := newFake(t, p)
 	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{slow.URL, up.URL}, Timeout: alert.Duration(MaxTimeout)})
 	var alerts []*alert.Alert
 	for i := range 30 {
@@ -158,15 +167,7 @@ func TestTwoSlowOnes(t *testing.T) {
 	var sites []*fake
 	var gates []chan struct{}
 	for range 2 {
-		s, gate := newFake(t, p), make(chan struct{})
-		take := s.answer
-		s.answer = func(w http.ResponseWriter, r *http.Request, n int) {
-			select {
-			case <-gate:
-				take(w, r, n)
-			case <-r.Context().Done():
-			}
-		}
+		s, gate := newSlowFake(t, p)
 		sites, gates = append(sites, s), append(gates, gate)
 	}
 	up := newFake(t, p)
