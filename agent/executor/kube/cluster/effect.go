@@ -38,6 +38,11 @@ type Reply struct {
 // NotFound tells whether the object is gone.
 func (r Reply) NotFound() bool { return apierrors.IsNotFound(r.Err) }
 
+// AdmissionMost is how long a call may take that is to outlast admission: the API server
+// gives a request that changes something up after 34 s, and a webhook after 30 s at most.
+// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#timeouts
+const AdmissionMost = 35 * time.Second
+
 // Effect issues one call that changes the cluster: f, under a context that ends
 // before the lease does. name and resource say what is touched ("pod/UID"), what
 // says how.

@@ -97,6 +97,23 @@ func beating(t *testing.T) (*Pulse, *heart, *http.Client) {
 	return p, s, &http.Client{Transport: cfg.Transport}
 }
 
+// watching is a watch of somebody else's that brings what is written; the server hangs
+// beside it. The caller closes it.
+func watching(t *testing.T, s *heart, others *http.Client) io.WriteCloser {
+	t.Helper()
+	read, write := io.Pipe()
+	s.set(func(r *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, Body: read, Request: r, Header: http.Header{}}, nil
+	})
+	watch, err := others.Get("http://server/behind/it/api/v1/pods?watch=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, watch.Body) }()
+	s.set(hangs)
+	return write
+}
+
 // listening is one who listens to it while the test lasts.
 func listening(t *testing.T, p *Pulse) *listener {
 	l := &listener{}
@@ -251,17 +268,8 @@ func TestPulseHearsWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, s, others := beating(t)
 		l := listening(t, p)
-		read, write := io.Pipe()
+		write := watching(t, s, others)
 		defer write.Close()
-		s.set(func(r *http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: http.StatusOK, Body: read, Request: r, Header: http.Header{}}, nil
-		})
-		watch, err := others.Get("http://server/behind/it/api/v1/pods?watch=1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		go func() { _, _ = io.Copy(io.Discard, watch.Body) }()
-		s.set(hangs)
 		for range 30 {
 			_, _ = write.Write([]byte("bookmark"))
 			time.Sleep(2 * time.Second)

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -75,17 +74,8 @@ func TestPulseOfBookmarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, s, others := beating(t)
 		l := listening(t, p)
-		read, write := io.Pipe()
+		write := watching(t, s, others)
 		defer write.Close()
-		s.set(func(r *http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: http.StatusOK, Body: read, Request: r, Header: http.Header{}}, nil
-		})
-		watch, err := others.Get("http://server/behind/it/api/v1/pods?watch=1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		go func() { _, _ = io.Copy(io.Discard, watch.Body) }()
-		s.set(hangs)
 		for range 30 {
 			_, _ = write.Write([]byte(`{"type":"BOOKMARK","object":{}}`))
 			time.Sleep(time.Second)

@@ -16,11 +16,7 @@ import (
 )
 
 const (
-	// admissionMost is how long admission may take over a patch: the API server gives a
-	// request that changes something up after 34 s, and a webhook after 30 s at most.
-	// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#timeouts
-	admissionMost = 35 * time.Second
-	// previewMost is the same of a dry run that somebody waits for.
+	// previewMost is how long admission may take over a dry run that somebody waits for.
 	previewMost = 8 * time.Second
 	// shownAfter is when it is shown that admission is waited for: by then it is known
 	// whether the API server answers anything.
@@ -57,7 +53,7 @@ func (h *hung) outcome(ctx context.Context, t *executor.Task) executor.Outcome {
 		o = executor.Waiting(halt, h.Error())
 	}
 	o.After = again
-	o.ActionCode, o.ActionText = operation.ActRestoreDependency, seeTo(h.name)+", then retry"
+	o.ActionCode, o.ActionText = operation.ActRestoreDependency, seeTo(h.name)+operation.ThenRetry
 	return o
 }
 
@@ -73,7 +69,7 @@ func seeTo(name string) string {
 func (r *roller) ask(ctx context.Context, t *executor.Task, d *rollout, patch []byte) (u *unstructured.Unstructured, took time.Duration, err error) {
 	most, halt := previewMost, (<-chan struct{})(nil)
 	if t != nil {
-		most, halt = admissionMost, boundary(t)
+		most, halt = cluster.AdmissionMost, boundary(t)
 	}
 	defer r.Pulse.Listen()()
 	asked, cancel := context.WithTimeout(ctx, most)

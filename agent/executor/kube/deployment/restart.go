@@ -269,7 +269,7 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 func (r *roller) change(ctx context.Context, t *executor.Task, d *rollout, what string, patch []byte, slow bool) (again bool, stop *executor.Outcome) {
 	limit := time.Duration(0)
 	if slow {
-		limit = admissionMost
+		limit = cluster.AdmissionMost
 	}
 	reply, stop := r.EffectWithin(ctx, t, limit, what, "deployment/"+string(d.object.GetUID()), d.name(), func(ctx context.Context) error {
 		_, err := r.patch(ctx, d, patch, metav1.PatchOptions{})

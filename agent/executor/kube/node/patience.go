@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
@@ -16,9 +17,6 @@ import (
 const codeUnanswered = "eviction_unanswered"
 
 const (
-	// evictMost is how long an eviction may take whose last one was not answered: the
-	// API server itself gives up a request that changes something after 34 s.
-	evictMost = 35 * time.Second
 	// evictLeast is the shortest time for which it is asked for once more.
 	evictLeast = time.Second
 	// readBack is what such an eviction leaves of the time before the deadline, to read
@@ -50,9 +48,9 @@ func (u *unheard) refusal(pod string) *refusal {
 }
 
 // patience is how long the next eviction of a pod may take whose last one was not
-// answered. A forced deletion does not wait for it.
+// answered: as long as admission may. A forced deletion does not wait for it.
 func (d *drive) patience() time.Duration {
-	return min(evictMost, d.t.Remaining()-max(d.p.window(), readBack))
+	return min(cluster.AdmissionMost, d.t.Remaining()-max(d.p.window(), readBack))
 }
 
 // tooLate tells whether no eviction of such a pod is asked for any more: what is left

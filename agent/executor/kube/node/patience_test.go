@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -78,7 +79,7 @@ func TestEvictionsThatTakeLong(t *testing.T) {
 				if o := b.run(b.e, "evict"); o.Class != operation.OutcomeDone {
 					t.Fatalf("%+v", o)
 				}
-				if got := limits(); len(got) != 2 || got[0] != 8*time.Second || got[1] != evictMost {
+				if got := limits(); len(got) != 2 || got[0] != 8*time.Second || got[1] != cluster.AdmissionMost {
 					t.Errorf("the evictions were given %v", got)
 				}
 				if took := time.Since(begun); took > 9*time.Second+takes {
