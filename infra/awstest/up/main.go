@@ -24,6 +24,7 @@ func main() {
 	addr := flag.String("addr", "127.0.0.1:8080", "loopback `address` of the API")
 	root := flag.String("root", ".", "the repository's `folder`")
 	test := flag.Bool("test", false, "run the AWS tests and end; what follows -- is given to go test instead of all packages")
+	runner := flag.String("runner", "", "with -test, `command` that runs the tests, with gotestsum's flags (default: go test)")
 	onLocalStack := flag.Bool("test-localstack", false, "run the whole flow on LocalStack's image and end")
 	bench := flag.Bool("bench", false, "measure operations through the local AWS and end")
 	endpoint := flag.String("endpoint", "", "with -test-localstack, the `URL` of a local AWS in place of the image")
@@ -33,7 +34,7 @@ func main() {
 	err := run(ctx, *root, func(ctx context.Context, r *rig.Rig) error {
 		switch {
 		case *test:
-			return runTests(ctx, r, *root, flag.Args())
+			return runTests(ctx, r, *root, *runner, flag.Args())
 		case *bench:
 			return runBench(ctx, r, *root)
 		case *onLocalStack:

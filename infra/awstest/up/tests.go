@@ -31,8 +31,9 @@ const (
 
 // runTests proves the AWS engine: the template by its tools, then every test with
 // the tag (or those that args tell go test of), on a local AWS with the template
-// deployed.
-func runTests(ctx context.Context, r *rig.Rig, root string, args []string) error {
+// deployed. runner is the command that runs every test, with flags as gotestsum has
+// them; "" is go test.
+func runTests(ctx context.Context, r *rig.Rig, root, runner string, args []string) error {
 	var localStack, samLocal string
 	var docker *rig.Docker
 	d, err := deploy(ctx, r, "test", "127.0.0.1:0",
@@ -48,16 +49,29 @@ func runTests(ctx context.Context, r *rig.Rig, root string, args []string) error
 	})(ctx); err != nil {
 		return err
 	}
+	// One package after the other: some of them measure.
+	argv := slices.Concat([]string{"go", "test"}, always, []string{"-p", "1", "-timeout", "25m"}, args)
 	if len(args) == 0 {
-		if args, err = tagged(ctx, root); err != nil {
+		packages, err := tagged(ctx, root)
+		if err != nil {
 			return err
+		}
+		if with := strings.Fields(runner); len(with) > 0 {
+			report, err := os.CreateTemp("", "opsplane-flaky-")
+			if err != nil {
+				return fmt.Errorf("make the report of flaky tests: %w", err)
+			}
+			defer func() { tellFlaky(r, report) }()
+			with = append(with, "--rerun-fails-report", report.Name(), "--packages", strings.Join(packages, " "), "--")
+			argv = slices.Concat(with, argv[2:])
+		} else {
+			argv = append(argv, packages...)
 		}
 	}
 	env := append(rig.Environment(d.stack.Endpoint), envURL+"="+d.url, envToken+"="+d.admin, envStage+"="+d.stack.Stage,
 		envSAMLocal+"="+samLocal, envBuild+"="+r.BuildDir(), envLocalStack+"="+localStack)
 	return timed(r, "the tests", func(ctx context.Context) error {
-		// One package after the other: some of them measure.
-		err := goTest(ctx, root, env, append([]string{"-p", "1", "-timeout", "25m"}, args...)...)
+		err := goTest(ctx, root, env, argv...)
 		if err != nil && ctx.Err() == nil {
 			r.Logs(os.Stderr)
 		}
@@ -72,12 +86,29 @@ func runBench(ctx context.Context, r *rig.Rig, root string) error {
 		return err
 	}
 	env := append(rig.Environment(d.stack.Endpoint), envURL+"="+d.url, envToken+"="+d.admin, envStage+"="+d.stack.Stage)
-	return goTest(ctx, root, env, "-run", "^$", "-bench", ".", "-benchtime", "1x", "-timeout", "10m", "./infra/awstest", "./infra/awstest/inproc")
+	return goTest(ctx, root, env, slices.Concat([]string{"go", "test"}, always,
+		[]string{"-run", "^$", "-bench", ".", "-benchtime", "1x", "-timeout", "10m", "./infra/awstest", "./infra/awstest/inproc"})...)
 }
 
-// goTest runs tests with the tag, never from the cache.
-func goTest(ctx context.Context, root string, env []string, args ...string) error {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-count=1", "-tags", tag}, args...)...)
+// always is how go test is run: never from the cache.
+var always = []string{"-count=1", "-tags", tag}
+
+// tellFlaky names the tests that passed, or failed, only when they ran again, and
+// removes the report of them.
+func tellFlaky(r *rig.Rig, report *os.File) {
+	b, err := io.ReadAll(report)
+	if err := errors.Join(err, report.Close(), os.Remove(report.Name())); err != nil {
+		r.Say("read the report of flaky tests: %v", err)
+	}
+	for l := range strings.Lines(string(b)) {
+		if l = strings.TrimSpace(l); l != "" {
+			r.Say("FLAKY %s", l)
+		}
+	}
+}
+
+func goTest(ctx context.Context, root string, env []string, argv ...string) error {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = root, env, os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("go test: %w", err)

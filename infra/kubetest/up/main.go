@@ -89,6 +89,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	addr := fs.String("addr", "127.0.0.1:8080", "with demo, loopback `address` of the API")
 	data := fs.String("data", "", "with demo, data `folder` to keep (default: one that is removed)")
 	module := fs.String("module", ".", "with test and bench, `folder` of the module that what follows -- is about")
+	fs.StringVar(&r.runWith, "runner", "", "with test, `command` that runs them, with gotestsum's flags (default: go test)")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}

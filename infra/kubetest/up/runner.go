@@ -29,9 +29,12 @@ const (
 
 // runner builds and starts what a verb needs.
 type runner struct {
-	root  string // the repository
-	out   io.Writer
-	began time.Time
+	root string // the repository
+	out  io.Writer
+	// runWith is the command that runs the tests, with flags as gotestsum has them; ""
+	// is go test.
+	runWith string
+	began   time.Time
 
 	cache string // kept
 	state string // of this run

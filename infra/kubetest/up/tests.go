@@ -78,7 +78,7 @@ func (r *runner) run(ctx context.Context, module string, args []string, race boo
 			continue
 		}
 		found = true
-		errs = append(errs, r.goTest(ctx, dir, slices.Concat(flagsOf(dir), packages)))
+		errs = append(errs, r.goTestAll(ctx, dir, flagsOf(dir), packages))
 		if ctx.Err() != nil {
 			break
 		}
@@ -126,20 +126,49 @@ func (r *runner) keepLogs() error {
 	return nil
 }
 
-// goTest runs go test behind a keeper: whatever it started ends with this process.
+// goTestAll runs the packages' tests by the test runner that was given, go test if
+// there is none.
+func (r *runner) goTestAll(ctx context.Context, dir string, flags, packages []string) error {
+	with := strings.Fields(r.runWith)
+	if len(with) == 0 {
+		return r.goTest(ctx, dir, slices.Concat(flags, packages))
+	}
+	report := filepath.Join(r.state, "flaky")
+	with = append(with, "--rerun-fails-report", report, "--packages", strings.Join(packages, " "), "--")
+	err := r.runTests(ctx, dir, slices.Concat(with, always, flags)...)
+	b, readErr := os.ReadFile(report)
+	if errors.Is(readErr, fs.ErrNotExist) { // nothing ran
+		return err
+	}
+	for l := range strings.Lines(string(b)) {
+		if l = strings.TrimSpace(l); l != "" {
+			fmt.Fprintln(r.out, "kubetest:          FLAKY", l)
+		}
+	}
+	return errors.Join(err, readErr)
+}
+
+// always is how go test is run: never from the cache.
+var always = []string{"-count=1", "-tags", tag}
+
 func (r *runner) goTest(ctx context.Context, dir string, args []string) error {
+	return r.runTests(ctx, dir, slices.Concat([]string{"go", "test"}, always, args)...)
+}
+
+// runTests runs tests behind a keeper: whatever they started ends with this process.
+func (r *runner) runTests(ctx context.Context, dir string, argv ...string) error {
 	env, err := r.environment()
 	if err != nil {
 		return err
 	}
 	var last lastLines
 	began := time.Now()
-	err = r.kept(ctx, dir, append(os.Environ(), env...), io.MultiWriter(os.Stdout, &last), append([]string{"go", "test", "-count=1", "-tags", tag}, args...)...)
+	err = r.kept(ctx, dir, append(os.Environ(), env...), io.MultiWriter(os.Stdout, &last), argv...)
 	name, relErr := filepath.Rel(r.root, dir)
 	if relErr != nil {
 		name = dir
 	}
-	r.say("go test in %s ended after %s: %s", name, time.Since(began).Round(time.Second), verdict(err))
+	r.say("the tests in %s ended after %s: %s", name, time.Since(began).Round(time.Second), verdict(err))
 	for _, l := range last.lines {
 		fmt.Fprintln(r.out, "kubetest:         ", l)
 	}
@@ -166,7 +195,7 @@ func (l *lastLines) Write(b []byte) (int, error) {
 		if !ok {
 			return len(b), nil
 		}
-		for _, mark := range []string{"ok  \t", "FAIL\t", "--- FAIL", "panic: "} {
+		for _, mark := range []string{"ok  \t", "FAIL\t", "--- FAIL", "=== FAIL", "DONE ", "panic: "} {
 			if bytes.HasPrefix(line, []byte(mark)) {
 				l.lines = append(l.lines, string(line))
 			}
