@@ -53,8 +53,13 @@ func (p payload) window() time.Duration {
 	return time.Duration(p.ForceWindowSeconds) * time.Second
 }
 
-// reserve is the last part of the window, in which the grace of what is left ends.
+// reserve is the last part of the window, at whose begin the grace of what is left
+// has ended.
 func (p payload) reserve() time.Duration { return min(p.window()/3, 10*time.Second) }
+
+// abrupt is the second half of the reserve, in which nobody waits for a kubelet any
+// more; the first half is the kubelet's, to say that a pod stopped when its grace ended.
+func (p payload) abrupt() time.Duration { return p.reserve() / 2 }
 
 // forceNow tells whether the window before the deadline has begun.
 func (p payload) forceNow(t *executor.Task) bool {

@@ -17,7 +17,7 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 	now, force := d.c.Now(), d.p.forceNow(d.t)
 	left := d.t.Remaining()
 	if w := d.p.window(); w > 0 {
-		for _, at := range []time.Duration{w, d.p.reserve()} {
+		for _, at := range []time.Duration{w, d.p.abrupt()} {
 			if left > at {
 				l.wake(left - at + time.Millisecond)
 			}
@@ -184,7 +184,7 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	}
 	p.heldBy = why
 	switch {
-	case p.stage < withoutGrace && (left <= d.p.reserve() || code == "node_unreachable"):
+	case p.stage < withoutGrace && (left <= d.p.abrupt() || code == "node_unreachable"):
 		add(p, withoutGrace)
 	case p.stage < withGrace && p.pod.DeletionTimestamp.Sub(now) > left-d.p.reserve():
 		add(p, withGrace)

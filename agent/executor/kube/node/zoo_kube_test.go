@@ -131,9 +131,9 @@ func TestZoo(t *testing.T) {
 		{name: "slow stop, grace replaced", make: func(r *kuberig.Rig, ns, node string) {
 			r.Deployment(ns, "web", 1, kuberig.OnNode(node), kuberig.Grace(300), kuberig.IgnoreSigterm())
 		}, payload: `{"grace_period_seconds":1}`, evictions: 1},
-		{name: "slow stop and force", within: 12 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
+		{name: "slow stop and force", within: 20 * time.Second, make: func(r *kuberig.Rig, ns, node string) {
 			r.Deployment(ns, "web", 1, kuberig.OnNode(node), kuberig.Grace(300), kuberig.IgnoreSigterm())
-		}, payload: `{"on_deadline":"force","force_window_seconds":4}`, evictions: 2},
+		}, payload: `{"on_deadline":"force","force_window_seconds":12}`, evictions: 2},
 		{name: "statefulset", make: func(r *kuberig.Rig, ns, node string) { r.StatefulSet(ns, "db", 2, kuberig.OnNode(node)) }, evictions: 2},
 		{name: "selected", make: func(r *kuberig.Rig, ns, node string) {
 			r.Deployment(ns, "web", 2, kuberig.OnNode(node))
