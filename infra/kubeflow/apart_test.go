@@ -126,7 +126,7 @@ func TestTwoOfWhichOneIsCutOff(t *testing.T) {
 		s.thing("nodes", n)
 	}
 	asked := s.want("node.drain", "node:"+drained.Name, nil, 10*time.Minute)
-	o := s.until(asked.ID, "blocked", 20*time.Second, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
+	o := s.until(asked.ID, "blocked", time.Minute, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
 	first := o.Assignments[0].Agent
 	s.agent("")
 	apart.set(true)

@@ -165,7 +165,7 @@ type thing struct {
 // thing waits until one of a kind was reported, and returns it.
 func (s *site) thing(kind, name string) (found thing) {
 	s.t.Helper()
-	s.await(kind+" "+name+" is reported", 30*time.Second, func() bool {
+	s.await(kind+" "+name+" is reported", time.Minute, func() bool {
 		for _, x := range list[thing](s, "/v1/"+kind+"?limit=200") {
 			if x.Name == name {
 				found = x

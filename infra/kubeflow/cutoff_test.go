@@ -32,12 +32,12 @@ func TestCutOffFromThePlane(t *testing.T) {
 	s.url, s.user = real, other
 	s.thing("nodes", node.Name)
 	asked := s.want("node.drain", "node:"+node.Name, nil, 2*time.Minute)
-	s.until(asked.ID, "blocked", 20*time.Second, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
+	s.until(asked.ID, "blocked", time.Minute, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
 
 	toPlane.on(func(*http.Request) bool { return true }, func(*http.Request, int, place) bool { return true })
 	cut := time.Now()
 	s.agent("")
-	s.until(asked.ID, "taken over", 30*time.Second, func(o op) bool { return o.Generation > 1 && o.Phase == operation.Running })
+	s.until(asked.ID, "taken over", time.Minute, func(o op) bool { return o.Generation > 1 && o.Phase == operation.Running })
 	if err := rig.Client(kuberig.Admin).PolicyV1().PodDisruptionBudgets(ns).Delete(t.Context(), "keep", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestAPIServerAway(t *testing.T) {
 	s.agent("")
 	s.thing("nodes", "node-0")
 	asked := s.want("node.drain", "node:node-0", nil, 2*time.Minute)
-	s.until(asked.ID, "blocked", 20*time.Second, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
+	s.until(asked.ID, "blocked", time.Minute, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
 	rig.Kill(kuberig.APIServer)
 	gone := time.Now()
 	for time.Since(gone) < 3*lease { // the fault itself
@@ -105,7 +105,7 @@ func TestControllerManagerHalted(t *testing.T) {
 	s.thing("nodes", "node-0")
 	rig.Stop(kuberig.ControllerManager)
 	asked := s.want("node.drain", "node:node-0", nil, 2*time.Minute)
-	o := s.until(asked.ID, "blocked by the budget", 30*time.Second, func(o op) bool {
+	o := s.until(asked.ID, "blocked by the budget", time.Minute, func(o op) bool {
 		return o.Progress != nil && len(o.Progress.Blockers) > 0 && o.Progress.Blockers[0].Code == "pdb"
 	})
 	if o.Progress.Done+o.Progress.Total == 0 {

@@ -34,7 +34,7 @@ func TestDrainAsAPersonSeesIt(t *testing.T) {
 		t.Errorf("the fleet was there after %s", took)
 	}
 
-	o := s.ended(s.want("node.drain", "node:"+node.Name, nil, time.Minute).ID, 30*time.Second)
+	o := s.ended(s.want("node.drain", "node:"+node.Name, nil, time.Minute).ID, time.Minute)
 	if o.Phase != operation.Succeeded || len(o.Result.Verified) == 0 {
 		t.Fatalf("the drain: %s", o)
 	}
@@ -74,7 +74,7 @@ func TestDrainAsAPersonSeesIt(t *testing.T) {
 		t.Error("the inventory shows the node schedulable")
 	}
 
-	o = s.ended(s.want("node.uncordon", "node:"+node.Name, nil, time.Minute).ID, 30*time.Second)
+	o = s.ended(s.want("node.uncordon", "node:"+node.Name, nil, time.Minute).ID, time.Minute)
 	if o.Phase != operation.Succeeded || rig.NodeNow(node.Name).Spec.Unschedulable {
 		t.Fatalf("the uncordon: %s", o)
 	}
@@ -104,7 +104,7 @@ func TestDryRunTellsWhatADrainWouldMeet(t *testing.T) {
 	}
 
 	asked := s.want("node.drain", "node:"+node.Name, map[string]any{"on_cancel": "restore"}, 12*time.Second)
-	o := s.until(asked.ID, "blocked", 20*time.Second, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
+	o := s.until(asked.ID, "blocked", time.Minute, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
 	b := o.Progress.Blockers[0]
 	if b.Code != "pdb" || !strings.Contains(b.Rule, ns+"/keep") || !strings.Contains(b.Resource, ns+"/one-") || b.Since == nil {
 		t.Errorf("what holds it up: %+v", b)

@@ -136,7 +136,7 @@ func killedAt(t *testing.T, w work, m moment) map[string]int {
 	asked := s.want(sc.typ, sc.target, sc.payload, 2*time.Minute)
 	undisturbed := m.n > maxMoments
 	if !undisturbed {
-		s.await("the moment comes", 30*time.Second, func() bool {
+		s.await("the moment comes", time.Minute, func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return struck != "" || s.look(asked.ID).Phase.Terminal()
@@ -149,16 +149,16 @@ func killedAt(t *testing.T, w work, m moment) map[string]int {
 		}
 		s.agent("", sc.flags...)
 	}
-	o := s.ended(asked.ID, lease+callDeadline+30*time.Second)
+	o := s.ended(asked.ID, lease+callDeadline+90*time.Second)
 	seen := map[string]int{"cluster": toAPI.count(), "plane": toPlane.count()}
 	if o.Phase != operation.Succeeded || len(o.Result.Verified) == 0 {
 		t.Fatalf("killed at %s (%s): %s", m, struck, o)
 	}
-	if !undisturbed && o.FinishedAt.Sub(killed) > lease+callDeadline+20*time.Second {
+	if !undisturbed && o.FinishedAt.Sub(killed) > lease+callDeadline+time.Minute {
 		t.Errorf("killed at %s, the %s ended %s later", m, sc.typ, o.FinishedAt.Sub(killed))
 	}
 	sc.proof(t, struck)
-	if o = s.ended(s.want(sc.next.typ, sc.next.target, sc.next.payload, time.Minute).ID, 30*time.Second); o.Phase != operation.Succeeded {
+	if o = s.ended(s.want(sc.next.typ, sc.next.target, sc.next.payload, time.Minute).ID, time.Minute); o.Phase != operation.Succeeded {
 		t.Errorf("the %s behind it: %s", sc.next.typ, o)
 	}
 	return seen

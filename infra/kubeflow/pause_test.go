@@ -96,7 +96,7 @@ func (p *pause) takeOver(t *testing.T) {
 		t.Fatalf("the first agent did not come to %s: %s", p.step, p.look(p.asked.ID))
 	}
 	p.agent("", p.flags...)
-	o := p.ended(p.asked.ID, lease+callDeadline+30*time.Second)
+	o := p.ended(p.asked.ID, lease+callDeadline+90*time.Second)
 	if o.Phase != operation.Succeeded || o.Generation < 2 {
 		t.Fatalf("by the second agent: %s", o)
 	}
@@ -108,7 +108,7 @@ func (p *pause) takeOver(t *testing.T) {
 func (p *pause) goOn() {
 	p.woken.Store(true)
 	p.first.signal(syscall.SIGCONT)
-	p.await("the first agent's word on its lease", 30*time.Second, p.told.Load)
+	p.await("the first agent's word on its lease", time.Minute, p.told.Load)
 }
 
 // effects are the requests of the first agent that have the step's effect, as the
@@ -188,7 +188,7 @@ func pausedAfter(t *testing.T, w work) {
 	p.takeOver(t)
 	close(p.gone)
 	var late []kuberig.AuditEvent
-	p.await("the effect that was held up reaches the API server", 30*time.Second, func() bool {
+	p.await("the effect that was held up reaches the API server", time.Minute, func() bool {
 		late = p.effects()
 		return len(late) > 0 && !late[0].Done.IsZero()
 	})

@@ -4,6 +4,7 @@ package kubeflow
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 )
 
@@ -25,6 +28,10 @@ const (
 	lease        = 3 * time.Second
 	callDeadline = 2 * time.Second
 )
+
+// patient are a plane's flags with a lease that outlasts a machine which stalls: for
+// tests of what happens under one lease.
+var patient = []string{"--lease", "2m", "--call-deadline", callDeadline.String(), "--ring-after", "1s", "--agent-silent", "5m"}
 
 // process is a program of the project, killed with the test.
 type process struct {
@@ -108,11 +115,19 @@ func (p *process) end(s syscall.Signal) {
 	p.cmd = nil
 }
 
+// signal returns, if it is to halt the process, when the last of its threads has halted.
 func (p *process) signal(s syscall.Signal) {
 	p.t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.cmd.Process.Signal(s); err != nil {
+	err := p.cmd.Process.Signal(s)
+	for halts := s == syscall.SIGSTOP; halts && err == nil; {
+		err = unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WSTOPPED|unix.WNOWAIT, nil)
+		if halts = errors.Is(err, unix.EINTR); halts {
+			err = nil
+		}
+	}
+	if err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -190,7 +205,7 @@ func newSite(t testing.TB, rig *kuberig.Rig, args ...string) *site {
 func (s *site) startPlane() {
 	s.t.Helper()
 	s.plane.start()
-	s.await("the plane is ready", 30*time.Second, func() bool {
+	s.await("the plane is ready", time.Minute, func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/readyz", nil)
@@ -219,7 +234,7 @@ func (s *site) agent(kubeconfig string, args ...string) *process {
 		args: append([]string{"--plane", s.url, "--token-file", s.tokens, "--name", name, "--executor", "kube", "--kubeconfig", kubeconfig,
 			"--state-dir", filepath.Join(s.dir, name)}, args...)}
 	p.start()
-	s.await(name+" is online", 30*time.Second, func() bool {
+	s.await(name+" is online", time.Minute, func() bool {
 		for _, a := range list[struct {
 			Name   string
 			Online bool

@@ -126,7 +126,7 @@ func TestChartsRoleIsEnoughAndNoMore(t *testing.T) {
 	_, health := s.agent()
 	s.thing("nodes", node.Name)
 	s.thing("deployments", ns+"/serve")
-	s.await("the agent is ready", 30*time.Second, func() bool {
+	s.await("the agent is ready", time.Minute, func() bool {
 		status, _ := s.get(health + "/readyz")
 		return status == http.StatusOK
 	})
@@ -227,7 +227,7 @@ func TestMissingRightIsNamed(t *testing.T) {
 		rig.Deployment(rig.Namespace(), "serve", 1, kuberig.OnNode(node.Name))
 		s.agent()
 		s.thing("nodes", node.Name)
-		o := s.ended(s.want("node.drain", "node:"+node.Name, nil, time.Minute).ID, 30*time.Second)
+		o := s.ended(s.want("node.drain", "node:"+node.Name, nil, time.Minute).ID, time.Minute)
 		if c := o.Result.Cause; o.Phase != operation.Failed || c.ErrorCode != "forbidden" || !strings.Contains(c.Detail, "create") || !strings.Contains(c.Detail, "pods/eviction") {
 			t.Fatalf("without the right: %s", o)
 		}
@@ -244,7 +244,7 @@ func TestMissingRightIsNamed(t *testing.T) {
 		s := install(t, rig, func(verb, resource string) bool { return resource == "statefulsets" && verb == "list" })
 		node := rig.Node("gpu")
 		_, health := s.agent()
-		s.await("the agent's health names the right", 30*time.Second, func() bool {
+		s.await("the agent's health names the right", time.Minute, func() bool {
 			status, body := s.get(health + "/readyz")
 			var said struct{ Executor struct{ Detail string } }
 			if err := json.Unmarshal([]byte(body), &said); err != nil {

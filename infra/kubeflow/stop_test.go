@@ -18,8 +18,7 @@ import (
 func TestStopHandsBack(t *testing.T) {
 	t.Parallel()
 	rig := kuberig.Shared(t)
-	// A lease that would run out long after the test.
-	s := newSite(t, rig, "--lease", "2m", "--call-deadline", "2s", "--ring-after", "1s", "--agent-silent", "5m")
+	s := newSite(t, rig, patient...)
 	node := rig.Node("gpu")
 	ns := rig.Namespace()
 	rig.Deployment(ns, "one", 1, kuberig.OnNode(node.Name))
@@ -27,14 +26,14 @@ func TestStopHandsBack(t *testing.T) {
 	first := s.agent("")
 	s.thing("nodes", node.Name)
 	asked := s.want("node.drain", "node:"+node.Name, nil, 4*time.Minute)
-	s.until(asked.ID, "held up", 20*time.Second, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
+	s.until(asked.ID, "held up", time.Minute, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
 
 	at := time.Now()
 	first.term()
-	if took := time.Since(at); took > 15*time.Second {
+	if took := time.Since(at); took > 40*time.Second {
 		t.Errorf("the stop took %s", took)
 	}
-	o := s.until(asked.ID, "handed back", 10*time.Second, func(o op) bool { return o.Phase == operation.Dispatched })
+	o := s.until(asked.ID, "handed back", time.Minute, func(o op) bool { return o.Phase == operation.Dispatched })
 	if n := len(o.Assignments); n != 1 || o.Assignments[0].Ended != "handed_back" {
 		t.Errorf("assignments %+v", o.Assignments)
 	}

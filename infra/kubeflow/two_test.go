@@ -51,14 +51,14 @@ func TestStoppedAgentComesBackTooLate(t *testing.T) {
 	})
 	s.thing("nodes", node.Name)
 	asked := s.want("node.drain", "node:"+node.Name, nil, 2*time.Minute)
-	s.until(asked.ID, "blocked", 20*time.Second, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
+	s.until(asked.ID, "blocked", time.Minute, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
 	first.signal(syscall.SIGSTOP)
 	s.agent("")
-	s.until(asked.ID, "taken over", 30*time.Second, func(o op) bool { return o.Generation > 1 && o.Phase == operation.Running })
+	s.until(asked.ID, "taken over", time.Minute, func(o op) bool { return o.Generation > 1 && o.Phase == operation.Running })
 	woken.Store(true)
 	at := time.Now()
 	first.signal(syscall.SIGCONT)
-	s.await("the first agent's word on its lease", 30*time.Second, told.Load)
+	s.await("the first agent's word on its lease", time.Minute, told.Load)
 	if err := rig.Client(kuberig.Admin).PolicyV1().PodDisruptionBudgets(ns).Delete(t.Context(), "keep", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestPlaneAway(t *testing.T) {
 	s.agent("")
 	s.thing("nodes", node.Name)
 	asked := s.want("node.drain", "node:"+node.Name, nil, 2*time.Minute)
-	s.until(asked.ID, "evicting", 20*time.Second, func(o op) bool { return o.Phase == operation.Running && o.Progress != nil })
+	s.until(asked.ID, "evicting", time.Minute, func(o op) bool { return o.Phase == operation.Running && o.Progress != nil })
 	s.plane.kill()
 	time.Sleep(lease + callDeadline) // the fault itself: longer than the lease
 	s.startPlane()
@@ -116,7 +116,7 @@ func TestAPIServerRestarts(t *testing.T) {
 	s.agent("")
 	s.thing("nodes", "node-0")
 	asked := s.want("node.drain", "node:node-0", nil, 2*time.Minute)
-	s.until(asked.ID, "evicting", 20*time.Second, func(o op) bool {
+	s.until(asked.ID, "evicting", time.Minute, func(o op) bool {
 		return o.Progress != nil && o.Progress.Step == "evict" || o.Progress != nil && o.Progress.Step == "wait"
 	})
 	rig.Restart(kuberig.APIServer)
@@ -149,7 +149,7 @@ func TestAgentDrainsItsOwnNode(t *testing.T) {
 	}
 	s.thing("nodes", node.Name)
 	asked := s.want("node.drain", "node:"+node.Name, nil, 2*time.Minute)
-	s.until(asked.ID, "running", 20*time.Second, func(o op) bool { return o.Generation >= 1 })
+	s.until(asked.ID, "running", time.Minute, func(o op) bool { return o.Generation >= 1 })
 	s.agent("", "--node-name", other.Name, "--namespace", ns)
 	o := s.ended(asked.ID, 60*time.Second)
 	if o.Phase != operation.Succeeded || len(o.Assignments) < 2 || o.Assignments[0].Ended != "handed_back" {

@@ -54,12 +54,12 @@ func TestUnknownWhileTheAPIServerIsSilent(t *testing.T) {
 		return struck.Load()
 	})
 	asked := s.want("node.drain", "node:"+node.Name, nil, 10*time.Minute)
-	s.await("its agent dies", 30*time.Second, struck.Load)
+	s.await("its agent dies", time.Minute, struck.Load)
 	rig.Stop(kuberig.APIServer)
 	silent := time.Now()
 	s.agent("")
 
-	o := s.until(asked.ID, "said to wait for the API server", lease+callDeadline+30*time.Second, silentOver)
+	o := s.until(asked.ID, "said to wait for the API server", lease+callDeadline+90*time.Second, silentOver)
 	if b := o.Progress.Blockers[0]; o.Phase != operation.Reconciling || b.Since == nil || b.Since.Before(silent) || !strings.Contains(b.Detail, "does not answer") {
 		t.Errorf("%s, blocker %+v, silent since %s", o.Phase, b, silent.UTC())
 	}
@@ -70,10 +70,10 @@ func TestUnknownWhileTheAPIServerIsSilent(t *testing.T) {
 		t.Errorf("%s", o)
 	}
 	given := o.Generation
-	o = s.until(asked.ID, "taken up again", 45*time.Second, func(o op) bool { return o.Generation > given })
+	o = s.until(asked.ID, "taken up again", time.Minute, func(o op) bool { return o.Generation > given })
 	rig.Cont(kuberig.APIServer)
 	back := time.Now()
-	o = s.until(asked.ID, "settled", 20*time.Second, func(o op) bool { return phaseOf(o, "cordon") == operation.StepSucceeded })
+	o = s.until(asked.ID, "settled", time.Minute, func(o op) bool { return phaseOf(o, "cordon") == operation.StepSucceeded })
 	t.Logf("settled %s after the API server went on, under generation %d", time.Since(back).Round(100*time.Millisecond), o.Generation)
 	if o = s.ended(asked.ID, time.Minute); o.Phase != operation.Succeeded || len(o.Progress.Blockers) > 0 {
 		t.Errorf("the drain: %s", o)
@@ -95,14 +95,14 @@ func TestNothingBegunWhileTheAPIServerIsSilent(t *testing.T) {
 	s.thing("nodes", node.Name)
 	rig.Stop(kuberig.APIServer)
 	asked := s.want("node.drain", "node:"+node.Name, nil, 10*time.Minute)
-	s.until(asked.ID, "said to wait for the API server", 20*time.Second, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
+	s.until(asked.ID, "said to wait for the API server", time.Minute, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
 	first.kill()
 	s.agent("")
-	s.until(asked.ID, "said to wait for it by another agent", lease+callDeadline+30*time.Second, func(o op) bool { return silentOver(o) && o.Phase == operation.Running })
+	s.until(asked.ID, "said to wait for it by another agent", lease+callDeadline+90*time.Second, func(o op) bool { return silentOver(o) && o.Phase == operation.Running })
 	// A machine that stalls may cost leases, and so generations: they say nothing here.
 	o := s.until(asked.ID, "given back", 2*time.Minute, func(o op) bool { return o.Assignments[len(o.Assignments)-1].Ended == "handed_back" })
 	given := o.Generation
-	o = s.until(asked.ID, "taken up again", 45*time.Second, func(o op) bool { return o.Generation > given })
+	o = s.until(asked.ID, "taken up again", time.Minute, func(o op) bool { return o.Generation > given })
 	for _, step := range []string{"cordon", "evict", "wait", "confirm"} {
 		if phaseOf(o, step) != operation.StepPending {
 			t.Errorf("step %s is %s", step, phaseOf(o, step))

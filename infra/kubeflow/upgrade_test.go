@@ -128,7 +128,7 @@ func installOwn(t *testing.T, rig *kuberig.Rig, next string) *ownChart {
 	o.pods = &chartPods{s: s, t: t, ns: o.ns, end: (*process).term,
 		programs: map[string]string{ownImage + ownFirst: rig.Program("./agent"), ownImage + ownSecond: next, ownImage + ownThird: next}}
 	o.pods.run()
-	o.await("both agents are online", 30*time.Second, func() bool { return len(o.online()) == 2 })
+	o.await("both agents are online", time.Minute, func() bool { return len(o.online()) == 2 })
 	s.thing("components", "agent")
 	return o
 }
@@ -221,7 +221,7 @@ func (o *ownChart) upgrade(version, rollback string) op {
 // shows waits until the inventory, which an agent reports, has the agents' version.
 func (o *ownChart) shows(version string) {
 	o.t.Helper()
-	o.await("the inventory shows version "+version, 30*time.Second, func() bool {
+	o.await("the inventory shows version "+version, time.Minute, func() bool {
 		return slices.ContainsFunc(list[struct{ Name, Version string }](o.site, "/v1/components?limit=200"),
 			func(c struct{ Name, Version string }) bool { return c.Name == "agent" && c.Version == version })
 	})

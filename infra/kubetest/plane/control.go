@@ -2,8 +2,11 @@ package plane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Kill ends a component as a crash does and returns when it is gone.
@@ -17,8 +20,27 @@ func (p *Plane) Kill(name string) error {
 	return nil
 }
 
-// Stop halts a component where it is: its connections stay and nothing answers.
-func (p *Plane) Stop(name string) error { return p.signal(name, syscall.SIGSTOP) }
+// Stop halts a component where it is, and returns when the last of its threads has
+// halted: its connections stay and nothing answers.
+func (p *Plane) Stop(name string) error {
+	if err := p.signal(name, syscall.SIGSTOP); err != nil {
+		return err
+	}
+	proc, err := p.process(name)
+	if err != nil {
+		return err
+	}
+	for {
+		// The parent is told when all have (waitid(2)); that the process ended is not asked.
+		err := unix.Waitid(unix.P_PID, proc.cmd.Process.Pid, nil, unix.WSTOPPED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			if err != nil {
+				return fmt.Errorf("wait until %s has halted: %w", name, err)
+			}
+			return nil
+		}
+	}
+}
 
 // Cont lets a component that was halted go on.
 func (p *Plane) Cont(name string) error { return p.signal(name, syscall.SIGCONT) }

@@ -79,7 +79,7 @@ func TestControlPlaneFaults(t *testing.T) {
 		r.Stop(kuberig.APIServer)
 		begin := time.Now()
 		j.await(t, "that it hangs is told", func() bool { return j.blocked("api_unavailable") })
-		if took := time.Since(begin); took > 12*time.Second {
+		if took := time.Since(begin); took > 20*time.Second {
 			t.Errorf("it hung for %s until that was told", took)
 		}
 		if e := <-over; e.o.ErrorCode != "api_unavailable" || !strings.Contains(e.o.Detail, "does not answer since") {
@@ -237,7 +237,7 @@ func TestManyAtOnce(t *testing.T) {
 		total++
 	}
 	t.Logf("%d nodes with %d pods each in %s: %.1f requests a drain: %v", nodes, pods, took, float64(total)/nodes, kinds)
-	if took > 25*time.Second {
+	if took > time.Minute {
 		t.Errorf("%d nodes took %s", nodes, took)
 	}
 	if most := nodes*(pods+9) + 10; needed > most {
