@@ -79,6 +79,7 @@ func (c Claim) apply(tx *transaction) error {
 	}
 	actor := Actor{ID: c.Agent, Kind: "agent"}
 	tx.s.Generation++
+	tx.keepStood()
 	tx.s.Lease = &Lease{Agent: c.Agent, Boot: c.Boot, Generation: tx.s.Generation, From: tx.at, Until: recorded(c.Until)}
 	tx.s.Assignments = append(tx.s.Assignments, Assignment{Agent: c.Agent, Generation: tx.s.Generation, From: tx.at})
 	if n := len(tx.s.Assignments) - maxAssignments; n > 0 {
@@ -131,6 +132,7 @@ func (tx *transaction) setProgress(p *Progress) {
 	if p == nil {
 		return
 	}
+	p = tx.since(p)
 	tx.shown = tx.shown || !tx.s.Progress.Equal(p)
 	tx.s.Progress = p
 	for i, st := range tx.spec.Steps {

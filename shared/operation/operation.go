@@ -331,6 +331,7 @@ type State struct {
 	Waiting     *Waiting       `json:"waiting,omitempty"`
 	Cancel      *CancelRequest `json:"cancel,omitempty"`
 	Progress    *Progress      `json:"progress,omitempty"`
+	Stood       []Stood        `json:"stood,omitempty"` // what Progress showed before this lease
 	Deadline    time.Time      `json:"deadline"`
 	CreatedAt   time.Time      `json:"created_at"`
 	UpdatedAt   time.Time      `json:"updated_at"`

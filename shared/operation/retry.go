@@ -27,7 +27,7 @@ func (c Retry) apply(tx *transaction) error {
 		return err
 	}
 	tx.s.Run++
-	tx.s.Result, tx.s.FinishedAt, tx.s.Cancel, tx.s.Progress = nil, nil, nil, nil
+	tx.s.Result, tx.s.FinishedAt, tx.s.Cancel, tx.s.Progress, tx.s.Stood = nil, nil, nil, nil, nil
 	tx.s.Deadline = recorded(c.Deadline)
 	if err := tx.move(Pending, ByRetry, c.By, c.Reason, fmt.Sprintf("run %d", tx.s.Run)); err != nil {
 		return err

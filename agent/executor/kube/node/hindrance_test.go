@@ -2,18 +2,24 @@ package node
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	ktesting "k8s.io/client-go/testing"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -88,6 +94,73 @@ func TestCordonThatHangs(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An admission webhook may take up to 30 s over a node, which is more than a call is
+// given: the next try outlasts it.
+func TestCordonBehindSlowAdmission(t *testing.T) {
+	t.Parallel()
+	for _, takes := range []time.Duration{10 * time.Second, 30 * time.Second} {
+		t.Run(takes.String(), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b := outcomeSetup(t, aPod("a"))
+				if o := b.run(b.e, "preflight"); o.Class != operation.OutcomeDone {
+					t.Fatalf("%+v", o)
+				}
+				var limits []time.Duration
+				b.e.c.Client = slowNodes{b.client, takes, func(d time.Duration) { limits = append(limits, d) }}
+				begun, told := time.Now(), []protocol.Blocker(nil)
+				b.task.Blocked = func(now []protocol.Blocker) { told = append(told, now...) }
+				if o := b.run(b.e, "cordon"); o.Class != operation.OutcomeDone {
+					t.Fatalf("%+v", o)
+				}
+				if want := []time.Duration{8 * time.Second, cluster.AdmissionMost}; !slices.Equal(limits, want) {
+					t.Errorf("the tries were given %v, not %v", limits, want)
+				}
+				if len(told) != 1 || told[0].Code != "api_error" || told[0].Since == nil || !told[0].Since.Equal(begun) {
+					t.Errorf("shown %+v", told)
+				}
+			})
+		})
+	}
+}
+
+// slowNodes is an API server whose admission takes so long over each change of a node.
+type slowNodes struct {
+	kubernetes.Interface
+	takes time.Duration
+	given func(time.Duration)
+}
+
+func (s slowNodes) CoreV1() typedcorev1.CoreV1Interface { return slowCore{s.Interface.CoreV1(), s} }
+
+type slowCore struct {
+	typedcorev1.CoreV1Interface
+	slowNodes
+}
+
+func (s slowCore) Nodes() typedcorev1.NodeInterface {
+	return slowNode{s.CoreV1Interface.Nodes(), s.slowNodes}
+}
+
+type slowNode struct {
+	typedcorev1.NodeInterface
+	slowNodes
+}
+
+func (s slowNode) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions, sub ...string) (*corev1.Node, error) {
+	if len(o.DryRun) == 0 {
+		end, _ := ctx.Deadline()
+		s.given(time.Until(end))
+		select {
+		case <-ctx.Done():
+			return nil, apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
+		case <-time.After(s.takes):
+		}
+	}
+	return s.NodeInterface.Patch(ctx, name, pt, data, o, sub...)
 }
 
 // A cordon that hangs until the deadline leaves one thing open, whether it came

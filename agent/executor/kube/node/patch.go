@@ -48,12 +48,14 @@ func stopped(code, detail string) wish {
 // patch is an effect of kind (a): it is conditional on the resourceVersion that
 // was read before the fence and carries the mark of the lease. A lost answer is
 // settled by reading: had the patch gone through, the node carries the mark; if it
-// still comes, its resourceVersion is old. have is the node as it was just read,
-// or nil. The node is returned as the API server answered it.
+// still comes, its resourceVersion is old. So the next try may take as long as
+// admission may. have is the node as it was just read, or nil. The node is returned as
+// the API server answered it.
 func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *corev1.Node, judge func(n *corev1.Node) wish) (*corev1.Node, executor.Outcome) {
 	n := have
 	var busy executor.Outcome // of a server that takes no patch, however often
 	h := &hindrance{t: t}
+	slow := false // the last try was not answered, and the API server answers else
 	for range maxConflicts {
 		if n == nil {
 			var code, detail string
@@ -84,8 +86,11 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 			return n, executor.Permanent("invalid_payload", err.Error())
 		}
 		var after *corev1.Node
-		begun := e.c.Now()
-		r, stop := e.c.Repeatable(ctx, t, what, "node/"+string(n.UID), n.Name, func(ctx context.Context) error {
+		begun, limit := e.c.Now(), time.Duration(0)
+		if slow { // admission may take longer than calls are given
+			limit = min(cluster.AdmissionMost, max(t.Remaining()-readBack, askLeast))
+		}
+		r, stop := e.c.RepeatableWithin(ctx, t, limit, what, "node/"+string(n.UID), n.Name, func(ctx context.Context) error {
 			var err error
 			after, err = e.c.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
 			return err
@@ -109,6 +114,8 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 			busy = executor.Waiting("throttled", fmt.Sprintf("%s of node %s: the API server is busy: %v", what, n.Name, r.Err))
 			if r.Category == cluster.Timeout {
 				busy = unanswered(r, "", what, n.Name)
+				silent, _ := e.c.Pulse.State()
+				slow = silent == nil
 			}
 			h.stands(begun, unmet(r, what, n.Name).blocker(n.Name))
 			if s := executor.Wait(ctx, t, min(max(r.RetryAfter, apiPause), mostAfter)); s != "" {

@@ -17,10 +17,10 @@ import (
 const codeUnanswered = "eviction_unanswered"
 
 const (
-	// evictLeast is the shortest time for which it is asked for once more.
-	evictLeast = time.Second
-	// readBack is what such an eviction leaves of the time before the deadline, to read
-	// what became of the pod: the step knows it then.
+	// askLeast is the shortest time for which it is asked for once more.
+	askLeast = time.Second
+	// readBack is what such a call leaves of the time before the deadline, to read what
+	// became of the pod, or the node: the step knows it then.
 	readBack = 2 * time.Second
 	// maxPatient bounds, over all drains, the evictions in flight that may take so long.
 	maxPatient = 32
@@ -57,7 +57,7 @@ func (d *drive) patience() time.Duration {
 // of the time is for reading, or for deletions.
 func (d *drive) tooLate(p *planned, force bool) bool {
 	u := p.unheard
-	return u.tries > 0 && (force || d.patience() < max(evictLeast, u.needs))
+	return u.tries > 0 && (force || d.patience() < max(askLeast, u.needs))
 }
 
 // untilOver is the context of a call that may take long: it is given up with the drive,

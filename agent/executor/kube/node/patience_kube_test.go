@@ -20,9 +20,13 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 )
 
-// evictionHook has a webhook that allows whatever it is asked, after so long, asked
-// about the evictions of a namespace.
-func evictionHook(t *testing.T, r *kuberig.Rig, ns string, takes time.Duration, timeoutSeconds int32) {
+// ofEvictions are evictions.
+var ofEvictions = admissionv1.RuleWithOperations{Operations: []admissionv1.OperationType{admissionv1.Create},
+	Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}}}
+
+// slowHook has a webhook that allows whatever it is asked, after so long, asked about
+// what the rule names and the condition holds of.
+func slowHook(t *testing.T, r *kuberig.Rig, rule admissionv1.RuleWithOperations, condition string, takes time.Duration, timeoutSeconds int32) {
 	t.Helper()
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		var asked admissionreview.AdmissionReview
@@ -45,9 +49,7 @@ func evictionHook(t *testing.T, r *kuberig.Rig, ns string, takes time.Duration, 
 	_, err := admin.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.ValidatingWebhook{{
 		Name: name, FailurePolicy: ptr.To(admissionv1.Ignore), TimeoutSeconds: &timeoutSeconds, SideEffects: ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
 		ClientConfig: admissionv1.WebhookClientConfig{URL: ptr.To(s.URL), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})},
-		Rules: []admissionv1.RuleWithOperations{{Operations: []admissionv1.OperationType{admissionv1.Create},
-			Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}}}},
-		MatchConditions: []admissionv1.MatchCondition{{Name: "here", Expression: fmt.Sprintf("request.namespace == %q", ns)}}}}}, metav1.CreateOptions{})
+		Rules:        []admissionv1.RuleWithOperations{rule}, MatchConditions: []admissionv1.MatchCondition{{Name: "here", Expression: condition}}}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +75,7 @@ func TestDrainBehindSlowWebhook(t *testing.T) {
 			user := r.User("agent")
 			grant(r, user)
 			a := agentOf(t, r.Kubeconfig(user), nil)
-			evictionHook(t, r, ns, tt.takes, tt.timeout)
+			slowHook(t, r, ofEvictions, fmt.Sprintf("request.namespace == %q", ns), tt.takes, tt.timeout)
 			r.Await("it is in force", func(context.Context) (bool, error) {
 				list := preview(t, a, "node.drain", n, `{}`)
 				return len(list) > 0 && list[0].Code == "api_error", nil
@@ -97,5 +99,28 @@ func TestDrainBehindSlowWebhook(t *testing.T) {
 			}
 			once(t, r, user, 2)
 		})
+	}
+}
+
+// TestCordonBehindSlowWebhook: the API server asks a webhook about the node that takes
+// longer than calls are given. The cordon comes through, and so does its end.
+func TestCordonBehindSlowWebhook(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	n := r.Node("slow")
+	a := newAgent(t, r, nil)
+	slowHook(t, r, ofNodes, fmt.Sprintf("request.name == %q", n.Name), 10*time.Second, 30)
+	r.Await("it is in force", func(context.Context) (bool, error) {
+		return len(preview(t, a, "node.cordon", n, `{}`)) == 1, nil
+	})
+	for _, typ := range []string{"node.cordon", "node.uncordon"} {
+		j := newJob(r, typ, n, `{}`).within(2 * time.Minute)
+		a.mustRun(j)
+		if len(j.blockers) == 0 {
+			t.Errorf("%s: shown %+v", typ, j.blockers)
+		}
+		if now := r.NodeNow(n.Name).Spec.Unschedulable; now != (typ == "node.cordon") {
+			t.Errorf("after %s the node is unschedulable: %t", typ, now)
+		}
 	}
 }
