@@ -136,7 +136,7 @@ func TestTwoOfWhichOneIsCutOff(t *testing.T) {
 	}
 	time.Sleep(20 * time.Second) // the fault itself: until the agent knows of it
 	for _, n := range nodes {
-		o := s.ended(s.want("node.cordon", "node:"+n, nil, time.Minute).ID, time.Minute)
+		o := s.ended(s.want("node.cordon", "node:"+n, nil, 2*time.Minute).ID, 3*time.Minute)
 		// A machine that stalls may cost leases: how many there were says nothing here.
 		if o.Phase != operation.Succeeded || slices.ContainsFunc(o.Assignments, func(a operation.Assignment) bool { return a.Agent == first }) {
 			t.Errorf("the cordon: %s", o)

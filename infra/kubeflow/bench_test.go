@@ -91,7 +91,7 @@ func BenchmarkDrain(b *testing.B) {
 				b.ReportMetric(took.Seconds(), by+"-s")
 				b.ReportMetric(float64(requests), by+"-requests")
 				if by == "opsplane" {
-					s.ended(s.want("node.uncordon", "node:"+one.Name, nil, time.Minute).ID, time.Minute)
+					s.ended(s.want("node.uncordon", "node:"+one.Name, nil, 2*time.Minute).ID, 3*time.Minute)
 				}
 			}
 			b.ReportMetric(0, "ns/op")
@@ -182,7 +182,7 @@ func BenchmarkFirstEffect(b *testing.B) {
 	f.fill()
 	var cordoned, evicted []time.Duration
 	for _, node := range f.nodes {
-		o := s.ended(s.want("node.drain", "node:"+node, nil, time.Minute).ID, time.Minute)
+		o := s.ended(s.want("node.drain", "node:"+node, nil, 2*time.Minute).ID, 3*time.Minute)
 		first := map[string]time.Time{}
 		for _, e := range rig.Audit() {
 			what := e.Resource + "/" + e.Subresource

@@ -41,7 +41,7 @@ func TestCutOffFromThePlane(t *testing.T) {
 	if err := rig.Client(kuberig.Admin).PolicyV1().PodDisruptionBudgets(ns).Delete(t.Context(), "keep", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if o := s.ended(asked.ID, 60*time.Second); o.Phase != operation.Succeeded {
+	if o := s.ended(asked.ID, 3*time.Minute); o.Phase != operation.Succeeded {
 		t.Fatalf("the drain: %s", o)
 	}
 	for _, e := range rig.Audit(lost) {
@@ -86,7 +86,7 @@ func TestAPIServerAway(t *testing.T) {
 	if err := rig.Client(kuberig.Admin).PolicyV1().PodDisruptionBudgets(ns).Delete(t.Context(), "keep", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if o := s.ended(asked.ID, 60*time.Second); o.Phase != operation.Succeeded {
+	if o := s.ended(asked.ID, 3*time.Minute); o.Phase != operation.Succeeded {
 		t.Fatalf("the drain: %s", o)
 	}
 	onceEach(t, rig, ns, "")
@@ -97,7 +97,7 @@ func TestAPIServerAway(t *testing.T) {
 func TestControllerManagerHalted(t *testing.T) {
 	t.Parallel()
 	rig := kuberig.Start(t, kuberig.Options{Nodes: 2, Audit: true})
-	s := newSite(t, rig)
+	s := newSite(t, rig, patient...)
 	ns := rig.Namespace()
 	rig.Deployment(ns, "web", 3, kuberig.PreferNode("node-0", "node-1"))
 	rig.PDB(ns, "one", "web", kuberig.MaxUnavailable("1"))
@@ -112,7 +112,7 @@ func TestControllerManagerHalted(t *testing.T) {
 		t.Errorf("progress %+v", o.Progress)
 	}
 	rig.Cont(kuberig.ControllerManager)
-	if o := s.ended(asked.ID, 60*time.Second); o.Phase != operation.Succeeded {
+	if o := s.ended(asked.ID, 3*time.Minute); o.Phase != operation.Succeeded {
 		t.Fatalf("the drain: %s", o)
 	}
 	onceEach(t, rig, ns, "")

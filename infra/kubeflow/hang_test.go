@@ -19,7 +19,7 @@ import (
 func TestAPIServerHangs(t *testing.T) {
 	t.Parallel()
 	rig := kuberig.Start(t, kuberig.Options{Nodes: 1})
-	s := installed{newSite(t, rig), rig.Namespace()}
+	s := installed{newSite(t, rig, patient...), rig.Namespace()}
 	_, health := s.agent()
 	type executor struct {
 		OK           bool
@@ -55,7 +55,7 @@ func TestAPIServerHangs(t *testing.T) {
 func TestDrainSaysWhatItEvicted(t *testing.T) {
 	t.Parallel()
 	rig := kuberig.Shared(t)
-	s := newSite(t, rig)
+	s := newSite(t, rig, patient...)
 	empty, refused := rig.Node("gpu"), rig.Node("gpu")
 	rig.Pod(rig.Namespace(), "nobodys", kuberig.OnNode(refused.Name))
 	s.agent("")
@@ -67,7 +67,7 @@ func TestDrainSaysWhatItEvicted(t *testing.T) {
 		refused.Name: {operation.Failed, "node is schedulable, no pod was evicted: it did not get past its step preflight"},
 	} {
 		s.thing("nodes", name)
-		if o := s.ended(s.want("node.drain", "node:"+name, nil, time.Minute).ID, time.Minute); o.Phase != want.phase || o.Result.Message != want.message {
+		if o := s.ended(s.want("node.drain", "node:"+name, nil, 2*time.Minute).ID, 3*time.Minute); o.Phase != want.phase || o.Result.Message != want.message {
 			t.Errorf("%s: %s", name, o)
 		}
 	}

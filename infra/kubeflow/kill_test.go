@@ -158,7 +158,7 @@ func killedAt(t *testing.T, w work, m moment) map[string]int {
 		t.Errorf("killed at %s, the %s ended %s later", m, sc.typ, o.FinishedAt.Sub(killed))
 	}
 	sc.proof(t, struck)
-	if o = s.ended(s.want(sc.next.typ, sc.next.target, sc.next.payload, time.Minute).ID, time.Minute); o.Phase != operation.Succeeded {
+	if o = s.ended(s.want(sc.next.typ, sc.next.target, sc.next.payload, 2*time.Minute).ID, 3*time.Minute); o.Phase != operation.Succeeded {
 		t.Errorf("the %s behind it: %s", sc.next.typ, o)
 	}
 	return seen

@@ -50,7 +50,7 @@ type installed struct {
 // without says.
 func install(t testing.TB, rig *kuberig.Rig, without func(verb, resource string) bool) installed {
 	t.Helper()
-	s := newSite(t, rig)
+	s := newSite(t, rig, patient...)
 	s.user = rig.User("agent")
 	own := rig.Namespace()
 	for ns, rules := range map[string][]rbacv1.PolicyRule{"": chartRights(t)["agent"].Cluster, own: chartRights(t)["agent"].Namespace} {
@@ -145,7 +145,7 @@ func TestChartsRoleIsEnoughAndNoMore(t *testing.T) {
 		{"deployment.roll", "deployment:" + ns + "/serve", nil},
 		{"deployment.roll", "deployment:" + ns + "/store", nil},
 	} {
-		if o := s.ended(s.want(ask.typ, ask.target, ask.payload, time.Minute).ID, time.Minute); o.Phase != operation.Succeeded {
+		if o := s.ended(s.want(ask.typ, ask.target, ask.payload, 2*time.Minute).ID, 3*time.Minute); o.Phase != operation.Succeeded {
 			t.Errorf("%s of %s: %s", ask.typ, ask.target, o)
 		}
 	}
@@ -227,7 +227,7 @@ func TestMissingRightIsNamed(t *testing.T) {
 		rig.Deployment(rig.Namespace(), "serve", 1, kuberig.OnNode(node.Name))
 		s.agent()
 		s.thing("nodes", node.Name)
-		o := s.ended(s.want("node.drain", "node:"+node.Name, nil, time.Minute).ID, time.Minute)
+		o := s.ended(s.want("node.drain", "node:"+node.Name, nil, 2*time.Minute).ID, 3*time.Minute)
 		if c := o.Result.Cause; o.Phase != operation.Failed || c.ErrorCode != "forbidden" || !strings.Contains(c.Detail, "create") || !strings.Contains(c.Detail, "pods/eviction") {
 			t.Fatalf("without the right: %s", o)
 		}

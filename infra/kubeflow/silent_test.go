@@ -30,7 +30,7 @@ func TestAskedWhileTheAPIServerIsSilent(t *testing.T) {
 	}
 	s.thing(reset.kind, reset.name)
 	s.thing("deployments", ns+"/web")
-	if o := s.ended(s.want("node.cordon", "node:"+closed.Name, nil, time.Minute).ID, time.Minute); o.Phase != operation.Succeeded {
+	if o := s.ended(s.want("node.cordon", "node:"+closed.Name, nil, 2*time.Minute).ID, 3*time.Minute); o.Phase != operation.Succeeded {
 		t.Fatal(o)
 	}
 	rig.Stop(kuberig.APIServer)

@@ -62,7 +62,7 @@ func TestStoppedAgentComesBackTooLate(t *testing.T) {
 	if err := rig.Client(kuberig.Admin).PolicyV1().PodDisruptionBudgets(ns).Delete(t.Context(), "keep", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	o := s.ended(asked.ID, 60*time.Second)
+	o := s.ended(asked.ID, 3*time.Minute)
 	if o.Phase != operation.Succeeded {
 		t.Fatalf("the drain: %s", o)
 	}
@@ -99,7 +99,7 @@ func TestPlaneAway(t *testing.T) {
 	s.plane.kill()
 	time.Sleep(lease + callDeadline) // the fault itself: longer than the lease
 	s.startPlane()
-	o := s.ended(asked.ID, 60*time.Second)
+	o := s.ended(asked.ID, 3*time.Minute)
 	if o.Phase != operation.Succeeded {
 		t.Fatalf("the drain: %s", o)
 	}
@@ -110,7 +110,7 @@ func TestPlaneAway(t *testing.T) {
 func TestAPIServerRestarts(t *testing.T) {
 	t.Parallel()
 	rig := kuberig.Start(t, kuberig.Options{Nodes: 2, Audit: true})
-	s := newSite(t, rig)
+	s := newSite(t, rig, patient...)
 	ns := rig.Namespace()
 	rig.Deployment(ns, "web", 4, kuberig.OnNode("node-0"), kuberig.Shutdown(3*time.Second))
 	s.agent("")
@@ -120,7 +120,7 @@ func TestAPIServerRestarts(t *testing.T) {
 		return o.Progress != nil && o.Progress.Step == "evict" || o.Progress != nil && o.Progress.Step == "wait"
 	})
 	rig.Restart(kuberig.APIServer)
-	o := s.ended(asked.ID, 90*time.Second)
+	o := s.ended(asked.ID, 3*time.Minute)
 	if o.Phase != operation.Succeeded {
 		t.Fatalf("the drain: %s", o)
 	}
@@ -132,7 +132,7 @@ func TestAPIServerRestarts(t *testing.T) {
 func TestAgentDrainsItsOwnNode(t *testing.T) {
 	t.Parallel()
 	rig := kuberig.Shared(t)
-	s := newSite(t, rig)
+	s := newSite(t, rig, patient...)
 	node, other := rig.Node("gpu"), rig.Node("gpu")
 	ns := rig.Namespace()
 	rig.Deployment(ns, "agents", 2, kuberig.Spec(spread), kuberig.Shutdown(time.Second))
@@ -151,7 +151,7 @@ func TestAgentDrainsItsOwnNode(t *testing.T) {
 	asked := s.want("node.drain", "node:"+node.Name, nil, 2*time.Minute)
 	s.until(asked.ID, "running", time.Minute, func(o op) bool { return o.Generation >= 1 })
 	s.agent("", "--node-name", other.Name, "--namespace", ns)
-	o := s.ended(asked.ID, 60*time.Second)
+	o := s.ended(asked.ID, 3*time.Minute)
 	if o.Phase != operation.Succeeded || len(o.Assignments) < 2 || o.Assignments[0].Ended != "handed_back" {
 		t.Fatalf("the drain: %s", o)
 	}

@@ -75,7 +75,7 @@ func TestUnknownWhileTheAPIServerIsSilent(t *testing.T) {
 	back := time.Now()
 	o = s.until(asked.ID, "settled", time.Minute, func(o op) bool { return phaseOf(o, "cordon") == operation.StepSucceeded })
 	t.Logf("settled %s after the API server went on, under generation %d", time.Since(back).Round(100*time.Millisecond), o.Generation)
-	if o = s.ended(asked.ID, time.Minute); o.Phase != operation.Succeeded || len(o.Progress.Blockers) > 0 {
+	if o = s.ended(asked.ID, 3*time.Minute); o.Phase != operation.Succeeded || len(o.Progress.Blockers) > 0 {
 		t.Errorf("the drain: %s", o)
 	}
 	onceEach(t, rig, ns, "")
@@ -109,7 +109,7 @@ func TestNothingBegunWhileTheAPIServerIsSilent(t *testing.T) {
 		}
 	}
 	rig.Cont(kuberig.APIServer)
-	if o = s.ended(asked.ID, time.Minute); o.Phase != operation.Succeeded {
+	if o = s.ended(asked.ID, 3*time.Minute); o.Phase != operation.Succeeded {
 		t.Errorf("the drain: %s", o)
 	}
 	onceEach(t, rig, ns, "")

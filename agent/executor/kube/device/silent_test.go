@@ -59,12 +59,12 @@ func TestServerThatHangs(t *testing.T) {
 				e.cfg.PullPatience, e.cfg.LookTimeout = time.Hour, time.Hour
 				var s clustertest.Server
 				e.c.Pulse = s.Pulse()
-				client.PrependReactor("get", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
+				e.c.Client = clustertest.BeforeNodes(client, func(context.Context, string) error {
 					begun := time.Now()
 					for s.Hangs() && time.Since(begun) < 8*time.Second { // as long as a read may take
 						time.Sleep(100 * time.Millisecond)
 					}
-					return false, nil, nil
+					return nil
 				})
 				task := stepTask("op_a", 1, 1)
 				task.Blocked = s.Blocked

@@ -17,6 +17,7 @@ import (
 	ktesting "k8s.io/client-go/testing"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster/clustertest"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -151,11 +152,15 @@ func TestRehearsalThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset(theNode(false))
 		permit(client)
-		client.PrependReactor("patch", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
+		c := openFake(t, client)
+		c.Client = clustertest.BeforeNodes(client, func(_ context.Context, verb string) error {
+			if verb == "get" {
+				return nil
+			}
 			time.Sleep(2 * dryRunFor)
-			return true, nil, context.DeadlineExceeded
+			return context.DeadlineExceeded
 		})
-		e := newDrainer(openFake(t, client), Options{})
+		e := newDrainer(c, Options{})
 		told, err := e.previewDrain(t.Context(), protocol.PreviewRequest{Type: "node.drain", NodeName: "n", Payload: []byte(`{}`)})
 		if err != nil || len(told) != 1 || told[0].Code != "api_error" || !strings.Contains(told[0].Detail, "a webhook may hang") {
 			t.Errorf("told %+v, %v", told, err)

@@ -9,17 +9,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	ktesting "k8s.io/client-go/testing"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster/clustertest"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -27,13 +22,13 @@ import (
 // hangs makes the first patches of the node hang and come to nothing, as a webhook
 // does that never answers.
 func (b *outcomeBench) hangs(first int, answer error) {
-	b.client.PrependReactor("patch", "nodes", func(a ktesting.Action) (bool, runtime.Object, error) {
-		if dryRuns(a) || first == 0 {
-			return false, nil, nil
+	b.e.c.Client = clustertest.BeforeNodes(b.client, func(_ context.Context, verb string) error {
+		if verb != "patch" || first == 0 {
+			return nil
 		}
 		first--
 		time.Sleep(8 * time.Second)
-		return true, nil, answer
+		return answer
 	})
 }
 
@@ -110,7 +105,19 @@ func TestCordonBehindSlowAdmission(t *testing.T) {
 					t.Fatalf("%+v", o)
 				}
 				var limits []time.Duration
-				b.e.c.Client = slowNodes{b.client, takes, func(d time.Duration) { limits = append(limits, d) }}
+				b.e.c.Client = clustertest.BeforeNodes(b.client, func(ctx context.Context, verb string) error {
+					if verb != "patch" {
+						return nil
+					}
+					end, _ := ctx.Deadline()
+					limits = append(limits, time.Until(end))
+					select {
+					case <-ctx.Done():
+						return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
+					case <-time.After(takes):
+						return nil
+					}
+				})
 				begun, told := time.Now(), []protocol.Blocker(nil)
 				b.task.Blocked = func(now []protocol.Blocker) { told = append(told, now...) }
 				if o := b.run(b.e, "cordon"); o.Class != operation.OutcomeDone {
@@ -125,42 +132,6 @@ func TestCordonBehindSlowAdmission(t *testing.T) {
 			})
 		})
 	}
-}
-
-// slowNodes is an API server whose admission takes so long over each change of a node.
-type slowNodes struct {
-	kubernetes.Interface
-	takes time.Duration
-	given func(time.Duration)
-}
-
-func (s slowNodes) CoreV1() typedcorev1.CoreV1Interface { return slowCore{s.Interface.CoreV1(), s} }
-
-type slowCore struct {
-	typedcorev1.CoreV1Interface
-	slowNodes
-}
-
-func (s slowCore) Nodes() typedcorev1.NodeInterface {
-	return slowNode{s.CoreV1Interface.Nodes(), s.slowNodes}
-}
-
-type slowNode struct {
-	typedcorev1.NodeInterface
-	slowNodes
-}
-
-func (s slowNode) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions, sub ...string) (*corev1.Node, error) {
-	if len(o.DryRun) == 0 {
-		end, _ := ctx.Deadline()
-		s.given(time.Until(end))
-		select {
-		case <-ctx.Done():
-			return nil, apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
-		case <-time.After(s.takes):
-		}
-	}
-	return s.NodeInterface.Patch(ctx, name, pt, data, o, sub...)
 }
 
 // A cordon that hangs until the deadline leaves one thing open, whether it came
