@@ -101,6 +101,7 @@ func cadence(answer protocol.HeartbeatAnswer) time.Duration {
 // heartbeat sends one heartbeat and takes its answer over.
 func (a *Agent) heartbeat(ctx context.Context, stopping bool) error {
 	var answer protocol.HeartbeatAnswer
+	away, _ := a.reach.cutOff()
 	err := a.api.post(ctx, "/v1/agent/heartbeat", "", protocol.Heartbeat{
 		Name:         a.cfg.Name,
 		Boot:         a.boot,
@@ -110,6 +111,7 @@ func (a *Agent) heartbeat(ctx context.Context, stopping bool) error {
 		Leases:       a.runs.count(),
 		Capacity:     a.cfg.Concurrency,
 		Stopping:     stopping,
+		CutOff:       away,
 	}, &answer)
 	if err != nil {
 		return err

@@ -136,6 +136,25 @@ func TestCutOffComesBack(t *testing.T) {
 	})
 }
 
+// TestCutOffIsTold: the plane hears of it with each heartbeat, and has another agent
+// report the inventory.
+func TestCutOffIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		x := &apart{script: b.exec}
+		b.cfg.Executor = x
+		b.start()
+		for _, away := range []bool{false, true, false} {
+			x.away.Store(away)
+			time.Sleep(reachEvery + 2*heartbeatEvery)
+			b.plane.mu.Lock()
+			if last := b.plane.beats[len(b.plane.beats)-1]; last.CutOff != away {
+				t.Errorf("away %t, told %t", away, last.CutOff)
+			}
+			b.plane.mu.Unlock()
+		}
+	})
+}
+
 // TestCutOffGivesBack: an agent that is cut off in the middle of a step gives the lease
 // back after a while, to one that is not. A lone agent takes the operation up again, and
 // is not much later for it.

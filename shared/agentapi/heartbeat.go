@@ -118,7 +118,7 @@ func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbea
 		arrived := !hb.Stopping && (it.Version == 0 || a.Silent || a.Boot != hb.Boot || a.Stopping)
 		a.OfferDue = !hb.Stopping && (arrived || a.OfferDue)
 		a.Boot, a.Version, a.Capabilities, a.LastSeen = hb.Boot, short(hb.Version), hb.Capabilities, now
-		a.Leases, a.Capacity, a.Stopping, a.Silent = max(hb.Leases, 0), max(hb.Capacity, 0), hb.Stopping, false
+		a.Leases, a.Capacity, a.Stopping, a.CutOff, a.Silent = max(hb.Leases, 0), max(hb.Capacity, 0), hb.Stopping, hb.CutOff, false
 		evs, err := told(&was, &a, arrived, skew(&a, hb, now), now)
 		if err != nil {
 			return a, 0, err
@@ -197,7 +197,8 @@ func told(was, a *fleet.Agent, arrived bool, clock string, now time.Time) ([]eve
 }
 
 // reporter gives or keeps the lease on reporting the inventory: one agent of a
-// cluster at a time.
+// cluster at a time. One that is cut off takes no lease and has its own run out, so that
+// an agent which sees the cluster takes it; where none does, it is still the reporter.
 func (s *Service) reporter(ctx context.Context, cluster string, a fleet.Agent, now time.Time) (mine, full bool, err error) {
 	key := record.ReporterKey(cluster)
 	var r fleet.Reporter
@@ -214,6 +215,9 @@ func (s *Service) reporter(ctx context.Context, cluster string, a fleet.Agent, n
 	same := r.Agent == a.ID && r.Boot == a.Boot
 	if !same && now.Before(r.Until) && r.Agent != a.ID {
 		return false, false, nil
+	}
+	if a.CutOff {
+		return same, false, nil
 	}
 	if !same {
 		r = fleet.Reporter{Agent: a.ID, Boot: a.Boot}

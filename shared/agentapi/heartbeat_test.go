@@ -58,6 +58,47 @@ func TestCadence(t *testing.T) {
 	}
 }
 
+// TestCutOffReporter: an agent that is cut off from its cluster has the lease on the
+// inventory run out, for another that is not; as long as there is none, it goes on.
+func TestCutOffReporter(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	clock := func() time.Time { return now }
+	db := emptyLedger(t, clock)
+	s := &Service{Store: &record.Store{Ledger: db, Now: clock, Timing: operation.OneMachine}, Logger: slog.New(slog.DiscardHandler)}
+	beat := func(agent string, cutOff bool) bool {
+		t.Helper()
+		now = now.Add(5 * time.Second)
+		a, err := s.Heartbeat(context.Background(), "clu_1", protocol.Heartbeat{Name: agent, Boot: "b-" + agent, CutOff: cutOff})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a.Reporter
+	}
+	if beat("a", true) {
+		t.Error("an agent that is cut off became the reporter")
+	}
+	if !beat("a", false) {
+		t.Fatal("nobody reports")
+	}
+	for i := range 10 {
+		if b := beat("b", true); !beat("a", true) || b {
+			t.Fatalf("heartbeat %d: the reporter changed although nobody sees the cluster", i)
+		}
+	}
+	if !beat("a", false) || beat("b", false) {
+		t.Error("the reporter changed although it sees the cluster again")
+	}
+	took := false
+	for range 4 { // its lease is of 15 s
+		_ = beat("a", true)
+		took = beat("b", false)
+	}
+	if !took || beat("a", true) || beat("a", false) || !beat("b", false) {
+		t.Error("the agent that sees the cluster is not the reporter")
+	}
+}
+
 // unsure is a ledger that applies its next commit and loses the answer.
 type unsure struct {
 	ledger.Ledger

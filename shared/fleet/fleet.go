@@ -45,6 +45,8 @@ type Agent struct {
 	Leases      int  `json:"leases"`
 	Capacity    int  `json:"capacity"`
 	Stopping    bool `json:"stopping,omitempty"`
+	// CutOff: what it works on did not answer it at its last heartbeat.
+	CutOff bool `json:"cut_off,omitempty"`
 	// Silent: the plane has told that the agent was not heard of.
 	Silent bool `json:"silent,omitempty"`
 	// OfferDue: it has arrived, and what waited for an agent is yet to be rung for.

@@ -35,12 +35,13 @@ type agentView struct {
 	Leases       int                   `json:"leases"`
 	Capacity     int                   `json:"capacity"`
 	Stopping     bool                  `json:"stopping"`
+	CutOff       bool                  `json:"cut_off" doc:"What it works on, such as the API server, did not answer it at its last heartbeat: it leaves new work, and the inventory, to other agents"`
 }
 
 func (a *API) viewAgent(g fleet.Agent) agentView {
 	return agentView{ID: g.ID, Name: g.Name, Cluster: g.Cluster, Online: g.Online(a.now(), a.cfg.Store.Timing.AgentSilent), Version: g.Version,
 		Capabilities: orEmpty(g.Capabilities), Boot: g.Boot, FirstSeen: g.FirstSeen, LastSeen: g.LastSeen, SkewMS: g.SkewMS, ClockSkewed: g.ClockSkewed, Leases: g.Leases,
-		Capacity: g.Capacity, Stopping: g.Stopping}
+		Capacity: g.Capacity, Stopping: g.Stopping, CutOff: g.CutOff}
 }
 
 func (a *API) listAgents(ctx context.Context, rq *request, in *struct {

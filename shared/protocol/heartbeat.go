@@ -19,6 +19,8 @@ type Heartbeat struct {
 	Leases       int          `json:"leases"`
 	Capacity     int          `json:"capacity"`
 	Stopping     bool         `json:"stopping,omitempty"`
+	// CutOff: what the agent works on, such as the API server, does not answer it.
+	CutOff bool `json:"cut_off,omitempty"`
 }
 
 // HeartbeatAnswer configures the agent.
