@@ -58,7 +58,7 @@ type clusterCreateCmd struct {
 }
 
 func (c *clusterCreateCmd) Run(ctx context.Context) error {
-	return newToken(ctx, &c.apiFlags, &c.tokenOutput, http.MethodPost, "/v1/clusters", map[string]string{"name": c.Name}, os.Stdout)
+	return newToken(ctx, &c.apiFlags, &c.tokenOutput, http.MethodPost, "/v1/clusters", map[string]string{"name": c.Name}, startAgent, os.Stdout)
 }
 
 type clusterRotateCmd struct {
@@ -67,12 +67,15 @@ type clusterRotateCmd struct {
 	tokenOutput
 }
 
-func (c *clusterRotateCmd) Run(ctx context.Context) error {
-	return newToken(ctx, &c.apiFlags, &c.tokenOutput, http.MethodPost, "/v1/clusters/"+url.PathEscape(c.Name)+"/token", nil, os.Stdout)
+func (c *clusterRotateCmd) Run(ctx context.Context) error { return c.rotate(ctx, os.Stdout) }
+
+func (c *clusterRotateCmd) rotate(ctx context.Context, out io.Writer) error {
+	return newToken(ctx, &c.apiFlags, &c.tokenOutput, http.MethodPost, "/v1/clusters/"+url.PathEscape(c.Name)+"/token", nil, giveToken, out)
 }
 
-// newToken makes a call that answers a cluster with a token, and prints it.
-func newToken(ctx context.Context, f *apiFlags, o *tokenOutput, method, path string, body any, out io.Writer) (err error) {
+// newToken makes a call that answers a cluster with a token, and prints it with what
+// is to be done next.
+func newToken(ctx context.Context, f *apiFlags, o *tokenOutput, method, path string, body any, next todo, out io.Writer) (err error) {
 	api, err := f.open()
 	if err != nil {
 		return err
@@ -107,7 +110,7 @@ func newToken(ctx context.Context, f *apiFlags, o *tokenOutput, method, path str
 	if o.JSON {
 		return printJSON(out, raw, file != nil)
 	}
-	return show(out, f, o.TokenOut, &c)
+	return show(out, f, o.TokenOut, &c, next)
 }
 
 // printJSON prints an answer, without the token when that is kept elsewhere.
@@ -127,8 +130,11 @@ func printJSON(out io.Writer, raw []byte, kept bool) error {
 	return err
 }
 
+// todo says what is to be done with a token.
+type todo func(f *apiFlags, tokenFile string, c *cluster) string
+
 // show prints what an agent of the cluster needs.
-func show(w io.Writer, f *apiFlags, tokenFile string, c *cluster) error {
+func show(w io.Writer, f *apiFlags, tokenFile string, c *cluster, next todo) error {
 	fmt.Fprintf(w, "cluster  %s (%s)\nAPI      %s\n", c.Name, c.ID, f.API)
 	if tokenFile == "" {
 		fmt.Fprintf(w, "token    %s\n         (for its agents; printed this once)\n", c.Token)
@@ -145,6 +151,12 @@ func show(w io.Writer, f *apiFlags, tokenFile string, c *cluster) error {
 	if policy != "" {
 		fmt.Fprintf(w, "\nThe agents' AWS role needs this policy, and nothing else:\n\n%s\n", policy)
 	}
+	_, err = fmt.Fprintf(w, "\n%s\n", next(f, tokenFile, c))
+	return err
+}
+
+// startAgent is for a new cluster, which has no agents yet.
+func startAgent(f *apiFlags, tokenFile string, c *cluster) string {
 	start := "opsplane agent --plane " + f.API
 	if tokenFile != "" {
 		start += " --token-file " + quote(tokenFile)
@@ -161,8 +173,15 @@ func show(w io.Writer, f *apiFlags, tokenFile string, c *cluster) error {
 	if c.QueueURL != "" {
 		with = ", with AWS credentials of that role"
 	}
-	fmt.Fprintf(w, "\nStart an agent%s:\n\n  %s --name %s-agent-0 --executor sim --sim-scenario zoo --sim-state %s-sim\n", with, start, c.Name, c.Name)
-	return nil
+	return fmt.Sprintf("Start an agent%s:\n\n  %s --name %s-agent-0 --executor sim --sim-scenario zoo --sim-state %s-sim", with, start, c.Name, c.Name)
+}
+
+// giveToken is for a cluster whose agents run as whoever set them up started them: the
+// plane knows neither their executors nor their other settings, which stay as they are.
+func giveToken(_ *apiFlags, _ string, _ *cluster) string {
+	return `The old token has ended. Give the new one to the cluster's agents, whose other settings stay as they are:
+write it to where their --token-file is, in Kubernetes into the Secret that holds it, and start those again
+that have stopped (exit code 3), or that have it from OPSPLANE_TOKEN.`
 }
 
 // policyText indents a policy, which the API gives as an object or as its text.

@@ -21,7 +21,7 @@ func TestClusters(t *testing.T) {
 	f := apiFlags{API: s.url, TokenFile: s.tokenFile}
 	create := func(name string, o tokenOutput) (string, error) {
 		var out bytes.Buffer
-		err := newToken(t.Context(), &f, &o, http.MethodPost, "/v1/clusters", map[string]string{"name": name}, &out)
+		err := newToken(t.Context(), &f, &o, http.MethodPost, "/v1/clusters", map[string]string{"name": name}, startAgent, &out)
 		return out.String(), err
 	}
 	out, err := create("alpha", tokenOutput{})
@@ -62,12 +62,19 @@ func TestClusters(t *testing.T) {
 
 	var rotated bytes.Buffer
 	next := filepath.Join(t.TempDir(), "next")
-	no(t, newToken(t.Context(), &f, &tokenOutput{TokenOut: next, JSON: true}, http.MethodPost, "/v1/clusters/beta/token", nil, &rotated))
+	no(t, newToken(t.Context(), &f, &tokenOutput{TokenOut: next, JSON: true}, http.MethodPost, "/v1/clusters/beta/token", nil, giveToken, &rotated))
 	fresh, err := os.ReadFile(next)
 	no(t, err)
 	var answer cluster
 	if err := json.Unmarshal(rotated.Bytes(), &answer); err != nil || answer.Name != "beta" || answer.Token != "" || bytes.Equal(fresh, token) {
 		t.Errorf("rotate printed %s (%v)", rotated.String(), err)
+	}
+
+	// Its agents are there already, started with an executor that the plane does not know.
+	rotated.Reset()
+	no(t, (&clusterRotateCmd{Name: "beta", apiFlags: f}).rotate(t.Context(), &rotated))
+	if out := rotated.String(); strings.Count(out, "opt_") != 1 || strings.Contains(out, "--executor") || !strings.Contains(out, "other settings stay") {
+		t.Errorf("rotate printed:\n%s", out)
 	}
 
 	var listed bytes.Buffer
@@ -105,7 +112,7 @@ func TestClusterOnAWS(t *testing.T) {
 		}))
 		defer api.Close()
 		var out bytes.Buffer
-		no(t, newToken(t.Context(), &apiFlags{API: api.URL, TokenFile: token}, &tokenOutput{}, http.MethodPost, "/v1/clusters", map[string]string{"name": "alpha"}, &out))
+		no(t, newToken(t.Context(), &apiFlags{API: api.URL, TokenFile: token}, &tokenOutput{}, http.MethodPost, "/v1/clusters", map[string]string{"name": "alpha"}, startAgent, &out))
 		for _, want := range []string{"queue    https://sqs.us-east-1.amazonaws.com/1/q\n", `"Action": [`, `"Resource": "arn:aws:sqs:us-east-1:1:q"`, "OPSPLANE_TOKEN=opt_agent opsplane agent", "AWS credentials of that role"} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("no %q in:\n%s", want, out.String())
