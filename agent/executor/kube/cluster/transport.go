@@ -51,6 +51,9 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err == nil && t.heard != nil {
 		t.heard(resp)
 	}
+	if err == nil {
+		resp = plainDenial(resp)
+	}
 	if c != nil && err == nil {
 		if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
 			c.retryAfter = time.Duration(s) * time.Second
