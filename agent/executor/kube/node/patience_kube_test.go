@@ -28,26 +28,34 @@ var ofEvictions = admissionv1.RuleWithOperations{Operations: []admissionv1.Opera
 // what the rule names and the condition holds of.
 func slowHook(t *testing.T, r *kuberig.Rig, rule admissionv1.RuleWithOperations, condition string, takes time.Duration, timeoutSeconds int32) {
 	t.Helper()
+	askedHook(t, r, rule, condition, timeoutSeconds, func(ctx context.Context, _ *admissionreview.AdmissionRequest) {
+		select {
+		case <-time.After(takes):
+		case <-ctx.Done():
+		}
+	})
+}
+
+// askedHook has a webhook that allows whatever it is asked, once asked has returned.
+func askedHook(t *testing.T, r *kuberig.Rig, rule admissionv1.RuleWithOperations, condition string, timeoutSeconds int32,
+	asked func(ctx context.Context, q *admissionreview.AdmissionRequest)) {
+	t.Helper()
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		var asked admissionreview.AdmissionReview
-		if err := json.NewDecoder(req.Body).Decode(&asked); err != nil {
+		var review admissionreview.AdmissionReview
+		if err := json.NewDecoder(req.Body).Decode(&review); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		select {
-		case <-time.After(takes):
-		case <-req.Context().Done():
-			return
-		}
-		asked.Response = &admissionreview.AdmissionResponse{UID: asked.Request.UID, Allowed: true}
+		asked(req.Context(), review.Request)
+		review.Response = &admissionreview.AdmissionResponse{UID: review.Request.UID, Allowed: true}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(asked)
+		_ = json.NewEncoder(w).Encode(review)
 	}))
 	t.Cleanup(s.Close)
 	admin := r.Client(kuberig.Admin).AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	name := r.Name("slow") + ".example.com"
+	name := r.Name("asked") + ".example.com"
 	_, err := admin.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.ValidatingWebhook{{
-		Name: name, FailurePolicy: ptr.To(admissionv1.Ignore), TimeoutSeconds: &timeoutSeconds, SideEffects: ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+		Name: name, FailurePolicy: ptr.To(admissionv1.Ignore), TimeoutSeconds: &timeoutSeconds, SideEffects: ptr.To(admissionv1.SideEffectClassNoneOnDryRun), AdmissionReviewVersions: []string{"v1"},
 		ClientConfig: admissionv1.WebhookClientConfig{URL: ptr.To(s.URL), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})},
 		Rules:        []admissionv1.RuleWithOperations{rule}, MatchConditions: []admissionv1.MatchCondition{{Name: "here", Expression: condition}}}}}, metav1.CreateOptions{})
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -294,8 +295,13 @@ func eviction(namespace, name string, uid types.UID, grace int) *policyv1.Evicti
 // post sends an eviction once: client-go's own repeats after a Retry-After are off. The
 // API server is told how long it has: it would go on after an agent that was stopped.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#timeouts
+//
+// A dry run is told in the query as well: admission goes by that, and by the eviction's
+// own options alone what carries it out.
+// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#side-effects
 func (e *drainer) post(ctx context.Context, ev *policyv1.Eviction) error {
-	r := e.c.Client.PolicyV1().RESTClient().Post().AbsPath("/api/v1").Namespace(ev.Namespace).Resource("pods").Name(ev.Name).SubResource("eviction")
+	r := e.c.Client.PolicyV1().RESTClient().Post().AbsPath("/api/v1").Namespace(ev.Namespace).Resource("pods").Name(ev.Name).SubResource("eviction").
+		VersionedParams(&metav1.CreateOptions{DryRun: ev.DeleteOptions.DryRun}, scheme.ParameterCodec)
 	if end, bounded := ctx.Deadline(); bounded {
 		r.Timeout(max(time.Until(end), time.Millisecond))
 	}
