@@ -119,8 +119,9 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 		rec = readAccount(cordon.Detail)
 	}
 	touched := plan != nil || rec.cordoned()
-	if !touched && (cordon.Phase == operation.StepPending || cordon.Phase == operation.StepFailed) {
-		d.known = true // nothing was begun
+	switch cordon.Phase {
+	case operation.StepPending, operation.StepFailed, operation.StepSkipped:
+		d.known = !touched // nothing was begun
 	}
 	p, err := readPayload(a)
 	if err != nil { // then there is no plan
