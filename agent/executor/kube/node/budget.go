@@ -92,8 +92,20 @@ func (b *budget) String() string {
 		return fmt.Sprintf("%s: it needs every one of its %d pods, so it never allows any", s, b.expected)
 	case b.allowed == 0 && b.reason != "" && b.reason != policyv1.InsufficientPodsReason:
 		return s + ": " + b.reason
+	case b.allowed == 0 && b.healthy < b.expected:
+		return s + ": " + b.unready()
 	}
 	return s
+}
+
+// unready says how many of the pods that the budget expects do not count as healthy. A
+// pod that its controller wants and could not make is expected as well.
+func (b *budget) unready() string {
+	are := "are"
+	if b.expected-b.healthy == 1 {
+		are = "is"
+	}
+	return fmt.Sprintf("%d of the %d pods that it expects %s not ready, or not there", b.expected-b.healthy, b.expected, are)
 }
 
 func evictions(n int) string {
