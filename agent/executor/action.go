@@ -52,6 +52,7 @@ var advices = map[string]advice{
 	"controller_silent":     {true, operation.ActRestoreDependency, "find out why the controller that the detail names does nothing, then roll again if need be"},
 	"superseded":            {true, operation.ActRetry, "find out who changed the deployment, then roll again if need be"},
 	"paused":                {true, operation.ActRestoreDependency, "resume the rollout, then roll again"},
+	"in_progress":           {true, operation.ActRetry, "wait until what the detail names has ended, then retry"},
 	"interrupted":           {true, operation.ActRetry, "ask again with a later deadline"},
 	"device_busy":           {true, operation.ActRestoreDependency, "stop what holds the device, then reset again"},
 	"mig_change_pending":    {false, operation.ActEscalate, "reboot the node"},

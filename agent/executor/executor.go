@@ -60,6 +60,9 @@ type Finding struct {
 	Phase     operation.StepPhase
 	ErrorCode string
 	Detail    string
+	// Blocker is what keeps it from being told, where that is one thing; nil: nothing
+	// that is to be named beside ErrorCode and Detail.
+	Blocker *protocol.Blocker
 }
 
 // Outcome is how an attempt of a step ended.

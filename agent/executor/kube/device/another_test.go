@@ -1,14 +1,22 @@
 package device
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	ktesting "k8s.io/client-go/testing"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // TestProbeSeesAnothersReset: an operation that ended left the Job of its reset behind.
@@ -47,9 +55,56 @@ func TestProbeSeesAnothersReset(t *testing.T) {
 			}
 		}
 		f := e.probeReset(t.Context(), task)
-		if c.under && (f.Phase != operation.StepUnknown || f.ErrorCode != "in_progress" || !strings.Contains(f.Detail, "may reset GPU "+fakeUUID)) ||
+		if c.under && (f.Phase != operation.StepUnknown || f.ErrorCode != "in_progress" || !strings.Contains(f.Detail, "may reset GPU "+fakeUUID) || f.Blocker == nil || f.Blocker.Resource == "") ||
 			!c.under && f.Phase != operation.StepPending {
 			t.Errorf("%s: found %+v", name, f)
 		}
+	}
+}
+
+// TestResetAwaitsAnothers: while the Job of another operation may reset the device yet,
+// no Job of this one's reset is made, whatever was said of it before. The step waits, and
+// names what for. The preflight does as well: there a cancel is taken.
+func TestResetAwaitsAnothers(t *testing.T) {
+	t.Parallel()
+	for name, step := range map[string]func(*devices) func(context.Context, *executor.Task, target) executor.Outcome{
+		"preflight": func(e *devices) func(context.Context, *executor.Task, target) executor.Outcome { return e.preflight },
+		"reset":     func(e *devices) func(context.Context, *executor.Task, target) executor.Outcome { return e.reset },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e, client, _ := fakes(t)
+			client.PrependReactor("create", "jobs", func(ktesting.Action) (bool, runtime.Object, error) {
+				return true, nil, apierrors.NewBadRequest("no Job is made in this test")
+			})
+			before := asked(e, stepTask("op_other", 1, 1), report.VerbReset, time.Now().Add(-time.Minute).Truncate(time.Second), time.Time{})
+			if err := client.Tracker().Add(before); err != nil {
+				t.Fatal(err)
+			}
+			task := stepTask("op_b", 1, 2)
+			var shown []protocol.Blocker
+			task.Blocked = func(now []protocol.Blocker) { shown = now }
+			o := e.step(step(e))(t.Context(), task)
+			if o.Class != operation.OutcomeWaiting || o.ErrorCode != report.CodeInProgress || o.After <= 0 ||
+				!strings.Contains(o.Detail, before.Name+" of operation op_other") || !strings.HasSuffix(o.ActionText, operation.ThenRetry) {
+				t.Errorf("%+v", o)
+			}
+			if n := made(client, "jobs", ""); n != 0 {
+				t.Errorf("%d jobs were asked for", n)
+			}
+			if len(shown) != 1 || shown[0].Resource != "job/"+fakeNS+"/"+before.Name || shown[0].Rule != "operation/op_other" ||
+				shown[0].Since == nil || !shown[0].Since.Equal(before.CreationTimestamp.Time) {
+				t.Errorf("blockers %+v", shown)
+			}
+			over := before.DeepCopy()
+			over.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}
+			if err := client.Tracker().Update(batchv1.SchemeGroupVersion.WithResource("jobs"), over, fakeNS); err != nil {
+				t.Fatal(err)
+			}
+			o = e.step(step(e))(t.Context(), task)
+			if o.ErrorCode == report.CodeInProgress || made(client, "jobs", "") != 1 || len(shown) != 0 {
+				t.Errorf("once that has ended: %+v, %d jobs were asked for, blockers %+v", o, made(client, "jobs", ""), shown)
+			}
+		})
 	}
 }

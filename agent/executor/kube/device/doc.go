@@ -33,5 +33,6 @@
 // changes nothing asks the host's mark. A probe is shorter than such a Job may
 // take, so the next one, of whatever generation, reads its answer before it asks
 // for another. While the Job of another operation's reset of the device, or of an
-// earlier run's, has not ended, it is not known that nothing is under way.
+// earlier run's, has not ended, it is not known that nothing is under way: the
+// preflight and the reset itself wait for it, whatever was probed or said before.
 package device

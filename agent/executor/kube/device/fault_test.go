@@ -207,6 +207,10 @@ func TestSameAttempt(t *testing.T) {
 	if err != nil || len(list.Items) != 1 || b.resets() != 1 {
 		t.Fatalf("%d jobs, %d resets: %v", len(list.Items), b.resets(), err)
 	}
+	b.r.Await("the cluster knows that the job is over", func(ctx context.Context) (bool, error) { // the next one waits for that
+		j, err := jobs.Get(ctx, list.Items[0].Name, metav1.GetOptions{})
+		return err == nil && over(j), err
+	})
 	task, _ := b.task("reset", "op_foreign", 1, 1, `{}`, nil)
 	foreign := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: resetting(task), Annotations: map[string]string{cluster.AnnotationMark: "op_foreign/1/9"}}, Spec: list.Items[0].Spec}
 	foreign.Spec.Selector, foreign.Spec.Template.Labels = nil, nil

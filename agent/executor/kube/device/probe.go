@@ -15,6 +15,8 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // jobs lists the Jobs of this run with the verb, of every lease, the newest
@@ -54,6 +56,33 @@ func (e *devices) another(ctx context.Context, t *executor.Task, d target) (*bat
 		}
 	}
 	return nil, nil
+}
+
+// underWay is another's Job as what stands in the way of a reset.
+func underWay(j *batchv1.Job, d target) protocol.Blocker {
+	op, since := j.Labels[cluster.LabelOperation], j.CreationTimestamp.UTC()
+	return protocol.Blocker{Code: report.CodeInProgress, Resource: "job/" + j.Namespace + "/" + j.Name, Rule: "operation/" + op, Since: &since,
+		Detail: fmt.Sprintf("job %s of operation %s has not ended and may reset GPU %s yet", j.Name, op, d.uuid)}
+}
+
+// awaitsAnother keeps a step from beginning while a Job that is not of this run may
+// reset the device yet: with an answer for this run's own in hand the device would be
+// used again, and reset under whoever uses it. nil: there is none.
+func (e *devices) awaitsAnother(ctx context.Context, t *executor.Task, d target) *executor.Outcome {
+	j, err := e.another(ctx, t, d)
+	if err != nil {
+		o := cluster.Broken(err)
+		return &o
+	}
+	if j == nil {
+		return nil
+	}
+	b := underWay(j, d)
+	blocked(t, b)
+	o := executor.Waiting(b.Code, b.Detail)
+	o.After = lookAgain
+	o.ActionText = fmt.Sprintf("wait until job %s/%s has ended, or delete it if its pod cannot start", j.Namespace, j.Name) + operation.ThenRetry
+	return &o
 }
 
 // resets tells whether a Job that resets is for the device.

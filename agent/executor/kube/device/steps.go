@@ -91,6 +91,9 @@ func (e *devices) preflight(ctx context.Context, t *executor.Task, d target) exe
 	if err != nil {
 		return executor.Permanent("invalid_payload", err.Error())
 	}
+	if stop := e.awaitsAnother(ctx, t, d); stop != nil { // here it can be cancelled, in the reset no more
+		return *stop
+	}
 	a, stop := e.look(ctx, t, d, report.VerbPreflight)
 	if stop != nil {
 		return *stop
@@ -187,6 +190,12 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 	if away != nil {
 		return e.without(t, d, away, false)
 	}
+	// Whatever was probed or said before: this is where the harm would be done.
+	if stop := e.awaitsAnother(ctx, t, d); stop != nil {
+		stop.Detail = "the reset was not begun: " + stop.Detail
+		return *stop
+	}
+	blocked(t) // what an earlier try waited for
 	name := resetting(t)
 	t.Progress(0, 1, "devices", "resetting GPU "+d.uuid)
 	h, stop := e.ask(ctx, t, d, report.VerbReset, name)
@@ -270,7 +279,10 @@ func (e *devices) probeReset(ctx context.Context, t *executor.Task) executor.Fin
 	case err != nil:
 		return cluster.Unread(err)
 	case j != nil:
-		return executor.Unknown("in_progress", fmt.Sprintf("job %s of operation %s has not ended and may reset GPU %s yet", j.Name, j.Labels[cluster.LabelOperation], d.uuid))
+		b := underWay(j, d)
+		f := executor.Unknown(b.Code, b.Detail)
+		f.Blocker = &b
+		return f
 	}
 	return e.probeMark(ctx, t, d, jobs)
 }
