@@ -41,6 +41,8 @@ type asks struct {
 	words map[string]*word
 	// queues has what is to be told, by URL: ids of words, each once.
 	queues map[string][]string
+	// dropped: there were messages that not all had answered.
+	dropped bool
 }
 
 // reply is what one Alertmanager answers.
@@ -145,9 +147,13 @@ func (a *asks) only(to []endpoint) {
 	}
 }
 
-// drop cuts off and forgets everything; those messages are due again, at the latest when
-// they were postponed to.
+// lost tells whether there are messages, or were, that nobody takes the answers to.
+func (a *asks) lost() bool { return a.dropped || len(a.words) > 0 }
+
+// drop cuts off and forgets everything; those messages are due again when the lane is left,
+// at the latest when they were postponed to.
 func (a *asks) drop() {
+	a.dropped = a.lost()
 	a.only(nil)
 	for range len(a.out) - len(a.early) {
 		<-a.replies

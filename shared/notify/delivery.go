@@ -75,6 +75,8 @@ type Delivery struct {
 	Payload json.RawMessage `json:"payload,omitempty"`
 	// Push is what an Alertmanager is told.
 	Push *push `json:"push,omitempty"`
+	// Waits: it is not due while whoever asked an Alertmanager waits for the answer.
+	Waits bool `json:"waits,omitempty"`
 
 	version int64
 }

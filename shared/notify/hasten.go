@@ -18,6 +18,8 @@ type hasten struct {
 	Began time.Time `json:"began,omitzero"`
 	// After is how far it is, in the receiver's outbox.
 	After string `json:"after,omitempty"`
+	// Waits: only what an Alertmanager was asked that nobody waits for any more.
+	Waits bool `json:"waits,omitempty"`
 }
 
 // hastenPage is how many messages are looked at in one round: each is three writes, and a
@@ -31,6 +33,10 @@ const hastenAtOnce = ledger.MaxWrites / 3
 func (s *Service) hasten(ctx context.Context, h *held, r *target, now time.Time) (more bool, err error) {
 	st := h.lane.Hasten
 	if st.Began.IsZero() {
+		return false, nil
+	}
+	if st.Waits && r.Kind == KindWebhook {
+		h.lane.Hasten = hasten{}
 		return false, nil
 	}
 	_, to := record.PendingSpan()
@@ -50,7 +56,7 @@ func (s *Service) hasten(ctx context.Context, h *held, r *target, now time.Time)
 	var writes [][]ledger.Write
 	for i, it := range p.Items {
 		// What cannot be read, or is not where the pointer says, is told when it is due.
-		if d := all[ids[i]]; d != nil && d.pointer() == it.Key && d.Next.After(now) {
+		if d := all[ids[i]]; d != nil && d.pointer() == it.Key && d.Next.After(now) && (d.Waits || !st.Waits) {
 			n := *d
 			n.Next = now
 			writes = append(writes, moved(d, &n))

@@ -21,7 +21,8 @@ type lane struct {
 	Revision int64 `json:"revision,omitempty"`
 	// Holds has the endpoints that fail, or asked for a pause, by URL.
 	Holds map[string]hold `json:"holds,omitempty"`
-	// Hasten says how far what waits was made due since the receiver was changed.
+	// Hasten says how far what waits was made due since the receiver was changed, or since
+	// nobody waits any more for what Alertmanagers were asked.
 	Hasten hasten `json:"hasten,omitzero"`
 	// Tidied is when its marks were gone through last.
 	Tidied time.Time `json:"tidied,omitzero"`
@@ -141,8 +142,18 @@ func (s *Service) keep(ctx context.Context, h *held) error {
 // leave gives a lane back until the time; zero: until something is due.
 func (s *Service) leave(ctx context.Context, h *held, due time.Time) error {
 	l := h.lane
+	if h.asks == nil || h.asks.lost() {
+		l.resume(s.now())
+	}
 	l.Holder, l.Lease = "", time.Time{}
 	return s.putLane(ctx, h, l, due)
+}
+
+// resume has what Alertmanagers were asked be due for whoever has the lane next, since
+// nobody waits for the answers. Whoever takes it when its lease ran out needs no such thing:
+// what was asked is due before (target.postponed, target.lease).
+func (l *lane) resume(now time.Time) {
+	l.Hasten = hasten{Began: now, Waits: l.Hasten.Began.IsZero() || l.Hasten.Waits}
 }
 
 func (s *Service) putLane(ctx context.Context, h *held, l lane, due time.Time) error {

@@ -59,6 +59,7 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 	var ws []*word
 	all := r.endpoints()
 	for _, d := range due {
+		d.Waits = false                                     // it is asked now
 		if w := h.asks.words[d.ID]; w != nil && w.ends(d) { // those that know it need not be told again
 			w.d, ws = d, append(ws, w)
 			continue
@@ -185,10 +186,10 @@ func unlessOther(err error, d *Delivery) error {
 func (s *Service) postpone(ctx context.Context, r *target, w *word) error {
 	n, late := *w.d, newWord(w.d)
 	late.add(r, w.open[0], answer{err: "it has not answered yet"})
-	n.Next, n.LastError = s.now().Add(r.postponed()), late.said.err
+	n.Next, n.LastError, n.Waits = s.now().Add(r.postponed()), late.said.err, true
 	err := s.keepDelivery(ctx, r, w.d, &n)
 	n.version++
-	n.LastError = w.d.LastError // what came of it is settled as if nothing had been said
+	n.LastError, n.Waits = w.d.LastError, false // what came of it is settled as if nothing had been said
 	if err == nil {
 		w.d = &n
 	}
