@@ -30,7 +30,7 @@ demo-alerts: build ## a night in a minute: what the shipped rules tell, compared
 	@$(GO) run ./infra/local/night
 
 test: build lint ## everything that proves the product on one machine, race detector on
-	@mkdir -p $(BIN)
+	@mkdir -p $(BIN) && : > $(BIN)/flaky
 	$(TEST) --rerun-fails-report $(BIN)/flaky --packages ./... -- -race -count=1 -timeout 15m
 	@sed -n 's/^..*/FLAKY &/p' $(BIN)/flaky
 	cd agent/executor/helm && $(GO) test -count=1 ./...
