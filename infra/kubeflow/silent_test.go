@@ -88,7 +88,7 @@ func TestWaitsWhileTheAPIServerFallsSilent(t *testing.T) {
 		o = s.until(o.ID, "that nothing answers is told", time.Until(silent.Add(40*time.Second)), away)
 		i := slices.IndexFunc(o.Progress.Blockers, func(b operation.Blocker) bool { return b.Code == cluster.CodeUnavailable })
 		b := o.Progress.Blockers[i]
-		pulse := strings.Contains(b.Detail, "does not answer since ") && strings.Contains(b.Detail, "no answer within 3s")
+		pulse := strings.Contains(b.Detail, "does not answer: ") && strings.Contains(b.Detail, "no answer within 3s")
 		if b.Since == nil || b.Since.Sub(silent) > 20*time.Second || !pulse {
 			t.Errorf("%s: blocker %+v, silent since %s", typ, b, silent.UTC())
 		}

@@ -107,17 +107,21 @@ func Open(o Options) (*Cluster, error) {
 	if p.ask, err = readiness(cfg); err != nil {
 		return nil, fmt.Errorf("open cluster: %w", err)
 	}
-	// The built-in types in their binary form cost both sides less; what is read
-	// through Dynamic has none.
-	typed := rest.CopyConfig(cfg)
-	typed.ContentType, typed.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
-	if c.Client, err = kubernetes.NewForConfig(typed); err != nil {
+	if c.Client, err = kubernetes.NewForConfig(inBinary(cfg)); err != nil {
 		return nil, fmt.Errorf("open cluster: %w", err)
 	}
 	if c.Dynamic, err = dynamic.NewForConfig(cfg); err != nil {
 		return nil, fmt.Errorf("open cluster: %w", err)
 	}
 	return c, nil
+}
+
+// inBinary reads the built-in types in their binary form, which costs both sides less;
+// what is read through Dynamic has none.
+func inBinary(cfg *rest.Config) *rest.Config {
+	typed := rest.CopyConfig(cfg)
+	typed.ContentType, typed.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	return typed
 }
 
 func load(o Options) (*rest.Config, error) {

@@ -99,10 +99,10 @@ func (p *Pulse) note(r *http.Response) {
 	switch {
 	case r.StatusCode >= http.StatusMultipleChoices || r.StatusCode == http.StatusSwitchingProtocols || !ofStore(r.Request):
 	case isWatch(r.Request):
-		r.Body = &stream{r.Body, p, true}
+		r.Body = &stream{r.Body, p, changesOf(r)}
 	default:
 		p.hear()
-		r.Body = &stream{r.Body, p, false}
+		r.Body = &stream{r.Body, p, nil}
 	}
 }
 
@@ -110,11 +110,11 @@ func (p *Pulse) note(r *http.Response) {
 type stream struct {
 	io.ReadCloser
 	of    *Pulse
-	watch bool
+	watch *changes // nil: it is none
 }
 
 func (s *stream) Read(b []byte) (n int, err error) {
-	if n, err = s.ReadCloser.Read(b); n > 0 && !(s.watch && ofCache(b[:n])) {
+	if n, err = s.ReadCloser.Read(b); n > 0 && (s.watch == nil || s.watch.in(b[:n])) {
 		s.of.hear()
 	}
 	return n, err

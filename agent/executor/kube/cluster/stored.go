@@ -1,9 +1,11 @@
 package cluster
 
 import (
-	"bytes"
 	"net/http"
 	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // ofStore tells whether an answer that grants the request had to ask etcd. Without it an
@@ -15,7 +17,7 @@ func ofStore(r *http.Request) bool {
 		return false
 	}
 	q := r.URL.Query()
-	if q.Get("dryRun") != "" || q.Get("resourceVersion") != "" && !isWatch(r) {
+	if q.Get("dryRun") != "" || !isWatch(r) && (q.Get("resourceVersion") != "" || q.Get("continue") != "") {
 		return false
 	}
 	core, named := strings.Index(r.URL.Path, "/api/"), strings.Index(r.URL.Path, "/apis/")
@@ -34,11 +36,32 @@ func isWatch(r *http.Request) bool {
 	return w == "1" || w == "true"
 }
 
-var (
-	bookmark = []byte("BOOKMARK")
-	failure  = []byte("ERROR")
-)
+// aged is how long a watch must have lasted for its events to come out of etcd. At first
+// it brings what the API server's cache holds.
+const aged = pulseWithin
 
-// ofCache tells whether what a watch brought may be a bookmark or an error, which need
-// no etcd, and not a change, which does. That it calls some changes so costs a question.
-func ofCache(b []byte) bool { return bytes.Contains(b, bookmark) || bytes.Contains(b, failure) }
+// changes follows a watch for what comes out of etcd, which its changes do; bookmarks,
+// errors and the end of a watch do not. That it misses some costs a question.
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-watch
+type changes struct {
+	events  *frames
+	begun   time.Time
+	initial bool // what it began with is not all there: a bookmark ends that
+}
+
+func changesOf(r *http.Response) *changes {
+	return &changes{framesOf(r.Header), time.Now(), r.Request.URL.Query().Get("sendInitialEvents") == "true"}
+}
+
+// in tells whether the next bytes tell of a change.
+func (c *changes) in(b []byte) (changed bool) {
+	for _, typ := range c.events.take(b) {
+		switch watch.EventType(typ) {
+		case watch.Bookmark:
+			c.initial = false
+		case watch.Added, watch.Modified, watch.Deleted:
+			changed = changed || !c.initial && time.Since(c.begun) >= aged
+		}
+	}
+	return changed
+}

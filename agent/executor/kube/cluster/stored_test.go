@@ -27,6 +27,7 @@ func TestPulseWithoutEtcd(t *testing.T) {
 		"its health":                    {http.MethodGet, "/livez", http.StatusOK, false},
 		"an access review":              {http.MethodPost, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", http.StatusCreated, false},
 		"a list out of its cache":       {http.MethodGet, "/api/v1/pods?resourceVersion=0", http.StatusOK, false},
+		"the next page of a list":       {http.MethodGet, "/api/v1/pods?limit=500&continue=abc", http.StatusOK, false},
 		"a dry run":                     {http.MethodPatch, "/api/v1/nodes/n?dryRun=All", http.StatusOK, false},
 		"a watch that begins":           {http.MethodGet, "/api/v1/pods?watch=true&resourceVersion=7", http.StatusOK, false},
 		"an object":                     {http.MethodGet, object, http.StatusOK, true},
@@ -66,28 +67,4 @@ func TestPulseWithoutEtcd(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A bookmark comes out of the API server's cache, a change out of etcd.
-func TestPulseOfBookmarks(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p, s, others := beating(t)
-		l := listening(t, p)
-		write := watching(t, s, others)
-		defer write.Close()
-		for range 30 {
-			_, _ = write.Write([]byte(`{"type":"BOOKMARK","object":{}}`))
-			time.Sleep(time.Second)
-		}
-		synctest.Wait()
-		if _, turns, u := l.now(); u == nil || turns != 1 {
-			t.Errorf("bookmarks alone: %v, %d turns", u, turns)
-		}
-		_, _ = write.Write([]byte(`{"type":"MODIFIED","object":{}}`))
-		synctest.Wait()
-		if _, _, u := l.now(); u != nil {
-			t.Errorf("a change: %v", u)
-		}
-	})
 }

@@ -33,16 +33,21 @@ func (u *Unanswered) Error() string {
 	return fmt.Sprintf("the API server does not answer since %s: %v", u.Since.UTC().Format(time.RFC3339), u.Err)
 }
 
+// Why is Error without since when.
+func (u *Unanswered) Why() string { return fmt.Sprintf("the API server does not answer: %v", u.Err) }
+
 // Unwrap returns the last question's error.
 func (u *Unanswered) Unwrap() error { return u.Err }
 
 // Code is CodeUnavailable.
 func (u *Unanswered) Code() string { return CodeUnavailable }
 
-// Blocker is what stands in the way of whoever waits for the API server's word.
+// Blocker is what stands in the way of whoever waits for the API server's word. Since
+// when it does is Since alone: of two silences soon after each other the operation shows
+// the first one's.
 func (u *Unanswered) Blocker() protocol.Blocker {
 	since := u.Since.UTC()
-	return protocol.Blocker{Code: CodeUnavailable, Resource: "cluster", Rule: "api_server", Detail: u.Error(), Since: &since}
+	return protocol.Blocker{Code: CodeUnavailable, Resource: "cluster", Rule: "api_server", Detail: u.Why(), Since: &since}
 }
 
 // readiness makes the question whether the server can serve. It shares the

@@ -165,6 +165,9 @@ func (d *drive) ended(l *look) executor.Outcome {
 	if h == nil || d.halted != "interrupted" {
 		return executor.Waiting(d.halted, message)
 	}
+	if h.code == cluster.CodeUnavailable && h.since != nil {
+		message += ", since " + h.since.Format(time.RFC3339)
+	}
 	o := executor.Waiting(outcomeCode(h.code), message)
 	if h.act != "" {
 		o.ActionText = h.act

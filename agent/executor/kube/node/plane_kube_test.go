@@ -82,7 +82,7 @@ func TestControlPlaneFaults(t *testing.T) {
 		if took := time.Since(begin); took > 20*time.Second {
 			t.Errorf("it hung for %s until that was told", took)
 		}
-		if e := <-over; e.o.ErrorCode != "api_unavailable" || !strings.Contains(e.o.Detail, "does not answer since") {
+		if e := <-over; e.o.ErrorCode != "api_unavailable" || !strings.Contains(e.o.Detail, "does not answer: ") || !strings.Contains(e.o.Detail, ", since 2") {
 			t.Errorf("at its deadline a drain ended at %s with %+v", e.step, e.o)
 		}
 		j.mu.Lock()
