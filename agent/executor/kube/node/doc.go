@@ -28,7 +28,8 @@
 // that an older holder still has in flight. Evictions and deletions are of kind
 // (b): each names the UID of one planned pod. One that lands after its lease does what
 // the next lease would do, so an eviction that went unanswered may take longer than
-// calls are given, until the deadline at most: webhooks may take 30 s.
+// calls are given, until the deadline at most: webhooks may take 30 s. So may one after
+// which there would be no time for a second.
 //
 // # What a successor knows
 //

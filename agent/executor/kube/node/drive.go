@@ -195,7 +195,7 @@ func (d *drive) start(ctx context.Context, l *look) {
 		d.inFlight++
 		p.inFlight = true
 		k := call{p: p, uid: p.uid, stage: l.force[p], lost: p.lost, finished: p.finished}
-		if k.stage == 0 && p.unheard.tries > 0 {
+		if k.stage == 0 && d.isPatient(p) {
 			k.within = d.patience()
 		}
 		k.namespace, k.name, _ = strings.Cut(p.name, "/")

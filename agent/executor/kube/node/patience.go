@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -17,6 +18,9 @@ import (
 const codeUnanswered = "eviction_unanswered"
 
 const (
+	// shortOf is twice what calls are given: where less is left there is no second call
+	// that may take longer than the first.
+	shortOf = 16 * time.Second
 	// askLeast is the shortest time for which it is asked for once more.
 	askLeast = time.Second
 	// readBack is what such a call leaves of the time before the deadline, to read what
@@ -39,12 +43,19 @@ type unheard struct {
 // refusal is what keeps a pod that was read after its eviction was not answered.
 func (u *unheard) refusal(pod string) *refusal {
 	since := u.since.UTC()
-	again := ""
-	if u.tries > 1 {
-		again = fmt.Sprintf(", the last of %d tries", u.tries)
-	}
 	return &refusal{code: codeUnanswered, rule: "admission", since: &since,
-		why: fmt.Sprintf("pod %s: its eviction was not answered within %s%s, and it is not stopping: an admission webhook may hang", pod, u.took.Round(time.Second), again)}
+		why: fmt.Sprintf("pod %s: %s, and it is not stopping: %s", pod, u, mayHang)}
+}
+
+// mayHang is what keeps an API server from its answer that answers else.
+const mayHang = "an admission webhook may hang"
+
+func (u *unheard) String() string {
+	s := fmt.Sprintf("its eviction was not answered within %s", u.took.Round(time.Second))
+	if u.tries > 1 {
+		s += fmt.Sprintf(", the last of %d tries", u.tries)
+	}
+	return s
 }
 
 // patience is how long the next eviction of a pod may take whose last one was not
@@ -53,11 +64,23 @@ func (d *drive) patience() time.Duration {
 	return min(cluster.AdmissionMost, d.t.Remaining()-max(d.p.window(), readBack))
 }
 
-// tooLate tells whether no eviction of such a pod is asked for any more: what is left
-// of the time is for reading, or for deletions.
+// isPatient tells whether the pod's eviction may take as long as patience: its last one was
+// not answered, or it is the last for which there is time, as of a drain that is taken
+// over near its deadline. A webhook is heard, and named, that answers until then.
+func (d *drive) isPatient(p *planned) bool {
+	left := d.patience()
+	return p.unheard.tries > 0 || left >= askLeast && left < shortOf
+}
+
+// tooLate tells whether no eviction of such a pod is asked for any more, nor of one whose
+// last refusal took longer than is left: what is left of the time is for reading, or for
+// deletions.
 func (d *drive) tooLate(p *planned, force bool) bool {
 	u := p.unheard
-	return u.tries > 0 && (force || d.patience() < max(askLeast, u.needs))
+	if u.tries == 0 {
+		return u.needs >= askLeast && d.patience() < u.needs
+	}
+	return force || d.patience() < max(askLeast, u.needs)
 }
 
 // untilOver is the context of a call that may take long: it is given up with the drive,
@@ -88,16 +111,33 @@ func (d *drive) notAnswered(p *planned, r result) {
 }
 
 // openEnd is the outcome of a drive that was ended while evictions were in flight: what
-// became of these is not known.
+// became of these is not known. What was waited for before is told with it, and that
+// evictions went unanswered.
 func (d *drive) openEnd(lost int, o executor.Outcome) executor.Outcome {
 	detail := fmt.Sprintf("what became of %d evictions is not known", lost)
 	if o.Detail != "" {
 		detail += "; " + o.Detail
 	}
+	away, _ := d.c.Pulse.State()
+	if p := d.unheard(); p != nil && away == nil && !strings.Contains(detail, mayHang) {
+		detail += fmt.Sprintf("; pod %s: %s: %s", p.name, &p.unheard, mayHang)
+	}
 	x := executor.Ambiguous(detail)
-	if away, _ := d.c.Pulse.State(); away == nil {
-		x.ActionCode = operation.ActRestoreDependency
-		x.ActionText = "see that the API server answers, and every admission webhook that it asks about evictions; look which pods are stopping, then drain again"
+	x.ActionCode = operation.ActRestoreDependency
+	x.ActionText = "see that the API server answers, and every admission webhook that it asks about evictions; look which pods are stopping, then drain again"
+	if away != nil {
+		x.ActionText = "find out why the API server does not answer; look which pods are stopping once it does, then drain again"
 	}
 	return x
+}
+
+// unheard is the first pod that is left whose last eviction was not answered; nil: there
+// is none.
+func (d *drive) unheard() *planned {
+	for _, p := range sorted(d.s.plan, d.p) {
+		if p.unheard.tries > 0 && p.left() && !p.going() {
+			return p
+		}
+	}
+	return nil
 }

@@ -99,23 +99,36 @@ func TestEvictionsThatTakeLong(t *testing.T) {
 	}
 }
 
-// A webhook that denies after longer than a call is given is heard, and named.
+// A webhook that denies after longer than a call is given is heard, and named; by an heir
+// as well that has so little time left that there is no second call.
 func TestEvictionDeniedLate(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(2 * linger)
-		b := outcomeSetup(t, aPod("a"))
-		b.slowly(25*time.Second, status(400, `admission webhook "guard.example.com" denied the request: no`))
-		for _, step := range []string{"preflight", "cordon"} {
-			_ = b.run(b.e, step)
-		}
-		ctx, cancel := b.until(time.Minute)
-		defer cancel()
-		b.task.Step = executor.StepNamed(b.task.Assignment, "evict")
-		if o := b.e.drain().Steps["evict"].Execute(ctx, b.task); o.Class != operation.OutcomeWaiting || o.ErrorCode != "eviction_refused" || !strings.Contains(o.Detail, "guard.example.com") {
-			t.Errorf("%+v", o)
-		}
-	})
+	for name, tt := range map[string]struct{ takes, left time.Duration }{
+		"with time enough":      {25 * time.Second, time.Minute},
+		"shortly before an end": {11 * time.Second, 15 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b := outcomeSetup(t, aPod("a"))
+				b.slowly(tt.takes, status(400, `admission webhook "guard.example.com" denied the request: no`))
+				for _, step := range []string{"preflight", "cordon"} {
+					_ = b.run(b.e, step)
+				}
+				ctx, cancel := b.until(tt.left)
+				defer cancel()
+				synctest.Wait() // the cordon's event is told
+				heir := b.agent()
+				heir.send = b.e.send
+				b.task.Assignment.Generation = 2
+				b.task.Step = executor.StepNamed(b.task.Assignment, "evict")
+				if o := heir.drain().Steps["evict"].Execute(ctx, b.task); o.Class != operation.OutcomeWaiting || o.ErrorCode != "eviction_refused" || !strings.Contains(o.Detail, "guard.example.com") {
+					t.Errorf("%+v", o)
+				}
+			})
+		})
+	}
 }
 
 // At the deadline a drain whose evictions are never answered knows what became of the
@@ -124,12 +137,15 @@ func TestEvictionsThatAreNeverAnswered(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		within        time.Duration
+		lease         time.Duration // ends before, as one that is not renewed; 0: it does not
 		class, code   string
 		says, advises string
 	}{
-		"after several": {90 * time.Second, operation.OutcomeWaiting, codeUnanswered, "tries, and it is not stopping: an admission webhook may hang", "every admission webhook that the API server asks about evictions"},
-		"after one":     {9 * time.Second, operation.OutcomeWaiting, codeUnanswered, "was not answered within 8s", "every admission webhook that the API server asks about evictions"},
-		"in the first":  {5 * time.Second, operation.OutcomeAmbiguous, "answer_lost", "what became of 1 evictions is not known", "every admission webhook that it asks about evictions"},
+		"after several": {90 * time.Second, 0, operation.OutcomeWaiting, codeUnanswered, "tries, and it is not stopping: an admission webhook may hang", "every admission webhook that the API server asks about evictions"},
+		"after one":     {9 * time.Second, 0, operation.OutcomeWaiting, codeUnanswered, "was not answered within 7s", "every admission webhook that the API server asks about evictions"},
+		"in the last":   {15 * time.Second, 0, operation.OutcomeWaiting, codeUnanswered, "was not answered within 13s", "every admission webhook that the API server asks about evictions"},
+		"in the first": {time.Hour, 5 * time.Second, operation.OutcomeAmbiguous, "answer_lost",
+			"what became of 1 evictions is not known; 0 of 1 pods gone; pod ns/a: its eviction was not answered within 5s: an admission webhook may hang", "every admission webhook that it asks about evictions"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -142,6 +158,10 @@ func TestEvictionsThatAreNeverAnswered(t *testing.T) {
 				}
 				ctx, cancel := b.until(tt.within)
 				defer cancel()
+				if tt.lease > 0 {
+					ctx, cancel = context.WithTimeout(ctx, tt.lease)
+					defer cancel()
+				}
 				b.task.Step = executor.StepNamed(b.task.Assignment, "evict")
 				o := b.e.drain().Steps["evict"].Execute(ctx, b.task)
 				if o.Class != tt.class || o.ErrorCode != tt.code || o.ActionCode != operation.ActRestoreDependency || !strings.Contains(o.Detail, tt.says) || !strings.Contains(o.ActionText, tt.advises) {

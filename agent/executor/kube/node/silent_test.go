@@ -20,6 +20,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster/clustertest"
 	"github.com/opsplane/opsplane/agent/executor/kube/follow"
+	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -72,6 +73,27 @@ func TestServerThatHangs(t *testing.T) {
 		synctest.Wait()
 		if l, _ = d.look(t.Context()); l.away || l.first().code != "stopping" {
 			t.Errorf("it answers again, and the drain is held by %+v", l.first())
+		}
+	})
+}
+
+// A drain that ends with evictions in flight, at an API server that is silent, has ended
+// for good: what is to be done is no retry of it, and no webhook is blamed.
+func TestEndAtAServerThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var server clustertest.Server
+		server.Hang(true)
+		pod := aPod("a")
+		d := &drive{drainer: newDrainer(&cluster.Cluster{Client: fake.NewClientset(), Now: time.Now, Pulse: server.Pulse()}, Options{}),
+			s: &session{plan: map[types.UID]*planned{pod.UID: {uid: pod.UID, name: key(pod), pod: pod, lost: true, unheard: unheard{tries: 1, took: 8 * time.Second}}}}}
+		defer d.c.Pulse.Listen()()
+		time.Sleep(clustertest.Missed)
+		synctest.Wait()
+		o := d.openEnd(1, executor.Waiting("api_unavailable", "0 of 1 pods gone; the API server does not answer"))
+		if o.Class != operation.OutcomeAmbiguous || o.ActionCode != operation.ActRestoreDependency || !strings.HasPrefix(o.ActionText, "find out why the API server does not answer") ||
+			strings.Contains(o.ActionText+o.Detail, "retry") || strings.Contains(o.Detail, "webhook") || !strings.Contains(o.Detail, "what became of 1 evictions is not known; 0 of 1 pods gone") {
+			t.Errorf("%+v", o)
 		}
 	})
 }
