@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -152,7 +151,7 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 		return then{}, err
 	}
 	standing := s.tellStanding(ctx, h, r, now)
-	due, next, err := s.pending(ctx, r, limit, now)
+	due, next, err := s.pending(ctx, r, limit, h.fresh(r, limit), now)
 	switch {
 	case err != nil:
 		return then{}, err
@@ -181,12 +180,18 @@ func sooner(x, y time.Time) time.Time {
 }
 
 // pending returns what is due to a receiver, one message an alert, and when the
-// next one is.
-func (s *Service) pending(ctx context.Context, r *target, limit int, now time.Time) (due []*Delivery, next time.Time, err error) {
+// next one is. So many as fresh are, where more is due than the limit, the newest of those
+// that were never tried, and they go first then.
+func (s *Service) pending(ctx context.Context, r *target, limit, fresh int, now time.Time) (due []*Delivery, next time.Time, err error) {
 	from, to := record.PendingSpan()
 	p, err := s.Store.Ledger.Query(ctx, ledger.Query{PK: record.OutboxPK(r.ID), From: from, To: to, Limit: limit})
 	if err != nil {
 		return nil, next, fmt.Errorf("read what is due: %w", err)
+	}
+	if fresh > 0 && len(p.Items) == limit {
+		if p.Items, err = s.withNewest(ctx, r, p.Items, fresh, now); err != nil {
+			return nil, next, err
+		}
 	}
 	p.Items = r.worthReading(p.Items, now)
 	if len(p.Items) == 0 {
@@ -230,6 +235,9 @@ func (s *Service) pending(ctx context.Context, r *target, limit int, now time.Ti
 			due = append(due, d)
 		}
 	}
+	if fresh > 0 {
+		slices.SortStableFunc(due, newestFirst)
+	}
 	return due, next, nil
 }
 
@@ -246,31 +254,4 @@ func (r *target) worthReading(pointers []ledger.Item, now time.Time) []ledger.It
 		first = false
 		return !is
 	})
-}
-
-// send sends a webhook's messages, several at once, and keeps what came of each. It ends
-// early when the receiver was changed: the rest may be for another place.
-func (s *Service) send(ctx context.Context, h *held, r *target, due []*Delivery) error {
-	var (
-		mu      sync.Mutex
-		answers []answer
-		changed = s.changed(ctx, r)
-	)
-	err := each(due, func(d *Delivery) error {
-		if changed() {
-			return nil
-		}
-		a := s.webhook(ctx, r, d.Event, d.Payload)
-		if ctx.Err() != nil {
-			return nil // it was cut off
-		}
-		mu.Lock()
-		answers = append(answers, a)
-		mu.Unlock()
-		return unlessOther(s.settle(ctx, r, d, a), d)
-	})
-	if len(answers) > 0 {
-		s.came(ctx, h, r, r.endpoints()[0], answers)
-	}
-	return err
 }

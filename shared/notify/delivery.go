@@ -118,7 +118,7 @@ func moved(was, d *Delivery) []ledger.Write {
 		writes = append(writes, ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: was.pointer()}})
 	}
 	if d.open() && !(was.open() && d.pointer() == was.pointer()) {
-		writes = append(writes, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: d.pointer(), Data: []byte("{}")}})
+		writes = append(writes, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: d.pointer(), Data: record.Encode(pointed{Tried: d.Tries > 0})}})
 	}
 	return writes
 }

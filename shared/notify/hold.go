@@ -88,13 +88,13 @@ func (h *held) free(r *target, now time.Time) (bool, time.Time) {
 const loggedFails = 2
 
 // came takes over what came of messages to an endpoint: where it took none, or asked for a
-// pause, nothing is sent there for a while. An Alertmanager that refuses alerts is there.
+// pause, nothing is sent there for a while. One that refuses what it is told is there.
 func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, answers []answer) {
 	was, now := h.lane.Holds[to.url], s.now()
 	next, pause, failed := hold{Error: "it asked for a pause"}, time.Duration(0), true
 	for _, a := range answers {
 		pause = max(pause, a.pause)
-		if a.taken() || r.Kind == KindAlertmanager && a.refused() {
+		if a.there(r.Kind) {
 			failed = false
 		}
 	}

@@ -62,6 +62,8 @@ type held struct {
 	// read last.
 	lease time.Duration
 	asks  *asks
+	// failing: of the last round some messages failed that a webhook did not refuse.
+	failing bool
 }
 
 // due is when to look at a lane that somebody else may hold, since a message is

@@ -55,7 +55,7 @@ func (s *Service) post(ctx context.Context, r *Receiver, to string, h http.Heade
 	defer func() { s.Metrics.took(time.Since(began)) }()
 	rs, err := s.client(r.Kind, u.Scheme).Do(rq)
 	if err != nil {
-		return answer{err: clip(reason(ctx, err), maxError)}
+		return answer{err: clip(reason(ctx, err), maxError), late: errors.Is(ctx.Err(), context.DeadlineExceeded)}
 	}
 	defer func() { _ = rs.Body.Close() }()
 	// What is longer is not read: its connection is closed.

@@ -20,6 +20,7 @@ type answer struct {
 	err    string        // "" is taken
 	pause  time.Duration // that the receiver asks for
 	gone   bool          // 410
+	late   bool          // there was none in time
 	body   string        // its beginning
 	// The rest is of one of several Alertmanagers. at is where it is among them, until when
 	// nothing is sent there, notAsked that nothing was for that, and cut that it is not

@@ -1,0 +1,139 @@
+package notify
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// A webhook may take some messages and not others: it refuses what one alert says, or hangs
+// on it. Those that it would take are not kept back by those, however many there are: a
+// refusal is the message's own, and what was never tried is among what a webhook that fails
+// is tried with.
+
+// refuses tells whether an answer of a webhook is about the one message: it is there, and
+// may take others. It is not where a 4xx is about the place (404, 405, 410, 421, 426), who
+// sends (401, 402, 403, 407) or how often, or how fast (408, 425, 429); see RFC 9110, 15.5.
+func (a *answer) refuses() bool {
+	switch a.status {
+	case http.StatusUnauthorized, http.StatusPaymentRequired, http.StatusForbidden, http.StatusProxyAuthRequired,
+		http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusGone, http.StatusMisdirectedRequest, http.StatusUpgradeRequired,
+		http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
+		return false
+	}
+	return a.status >= 400 && a.status < 500
+}
+
+// there tells whether an answer of a receiver of the kind says that it takes messages, if
+// not this one.
+func (a *answer) there(kind string) bool {
+	if kind == KindAlertmanager {
+		return a.taken() || a.refused()
+	}
+	return a.taken() || a.refuses()
+}
+
+// fresh is how many of a webhook's round are to be the newest that were never tried.
+func (h *held) fresh(r *target, limit int) int {
+	if r.Kind == KindWebhook && (h.failing || h.lane.Holds[r.URL].Fails > 0) {
+		return (limit + 1) / 2
+	}
+	return 0
+}
+
+// newestFirst orders what is due: what was never tried goes before what was, the newest
+// before all.
+func newestFirst(x, y *Delivery) int {
+	switch {
+	case x.Tries == 0 && y.Tries == 0:
+		return y.CreatedAt.Compare(x.CreatedAt)
+	case x.Tries == 0:
+		return -1
+	case y.Tries == 0:
+		return 1
+	}
+	return 0
+}
+
+// newestAmong is how many of the messages that fell due last are looked through for those
+// that were never tried.
+const newestAmong = 256
+
+// pointed is the data of the pointer by which a message is found that is to be sent.
+type pointed struct {
+	// Tried: the message was tried before.
+	Tried bool `json:"tried,omitempty"`
+}
+
+// withNewest puts, in the place of the last of the pointers, those of the newest messages,
+// so many, that are due and were never tried.
+func (s *Service) withNewest(ctx context.Context, r *target, oldest []ledger.Item, most int, now time.Time) ([]ledger.Item, error) {
+	from, _ := record.PendingSpan()
+	p, err := s.Store.Ledger.Query(ctx, ledger.Query{PK: record.OutboxPK(r.ID), From: from,
+		To: record.PendingKey(r.ID, now.Add(time.Millisecond), 0, "").SK, Reverse: true, Limit: newestAmong})
+	if err != nil {
+		return nil, fmt.Errorf("read what is new: %w", err)
+	}
+	var newest []ledger.Item
+	for _, it := range p.Items {
+		// What cannot be read is told by its message.
+		if is, err := record.Decode[pointed](it); len(newest) < most && (err != nil || !is.Tried) {
+			newest = append(newest, it)
+		}
+	}
+	slices.Reverse(newest)
+	out := oldest[:len(oldest)-len(newest)]
+	for _, it := range newest {
+		if !slices.ContainsFunc(out, func(o ledger.Item) bool { return o.Key == it.Key }) {
+			out = append(out, it)
+		}
+	}
+	return out, nil
+}
+
+// send sends a webhook's messages, several at once, and keeps what came of each. It ends
+// early when the receiver was changed, since the rest may be for another place, and when
+// one was not answered in time: what is new by then may be.
+func (s *Service) send(ctx context.Context, h *held, r *target, due []*Delivery) error {
+	var (
+		mu      sync.Mutex
+		answers []answer
+		refused []*Delivery // that were not before
+		late    atomic.Bool
+		changed = s.changed(ctx, r)
+	)
+	err := each(due, func(d *Delivery) error {
+		if late.Load() || changed() {
+			return nil
+		}
+		a := s.webhook(ctx, r, d.Event, d.Payload)
+		if ctx.Err() != nil {
+			return nil // it was cut off
+		}
+		if a.late {
+			late.Store(true)
+		}
+		mu.Lock()
+		answers = append(answers, a)
+		if a.refuses() && d.LastError == "" {
+			refused = append(refused, d)
+		}
+		mu.Unlock()
+		return unlessOther(s.settle(ctx, r, d, a), d)
+	})
+	if len(refused) > 0 {
+		s.Logger.WarnContext(ctx, "a receiver refuses messages", "receiver", r.Name, "id", r.ID, "messages", len(refused), "first", refused[0].ID)
+	}
+	if len(answers) > 0 {
+		h.failing = slices.ContainsFunc(answers, func(a answer) bool { return !a.there(r.Kind) })
+		s.came(ctx, h, r, r.endpoints()[0], answers)
+	}
+	return err
+}

@@ -1,0 +1,135 @@
+package notify
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/alert"
+)
+
+// newPicky is a site that answers messages of rules that begin with bad as it is told.
+func newPicky(t *testing.T, p *plane, bad func(w http.ResponseWriter, r *http.Request)) *site {
+	t.Helper()
+	var s *site
+	s = newSite(t, p, func(w http.ResponseWriter, r *http.Request, n int) {
+		if g := s.all()[n-1]; strings.HasPrefix(g.message.Data.Rule, "bad") {
+			bad(w, r)
+		}
+	})
+	return s
+}
+
+// bad tells of alerts that a picky site does not take.
+func (p *plane) bad(n int) {
+	p.t.Helper()
+	var alerts []*alert.Alert
+	for i := range n {
+		alerts = append(alerts, p.alert(fmt.Sprintf("bad%03d", i)))
+	}
+	p.tell(alert.TypeFiring, alerts...)
+}
+
+// took tells whether a receiver took the message of a rule.
+func (p *plane) took(r Receiver, rule string) bool {
+	p.t.Helper()
+	for _, d := range p.deliveries(r, Delivered) {
+		if d.Rule == rule {
+			return true
+		}
+	}
+	return false
+}
+
+// TestRefusedMessages: a webhook that refuses messages, however many, is told others at
+// once, and each refused one is tried by its own pauses. One that answers that it is not
+// there, or not for the plane, is left alone for a while.
+func TestRefusedMessages(t *testing.T) {
+	t.Parallel()
+	for status, is := range map[int]bool{400: true, 409: true, 413: true, 422: true, 431: true,
+		401: false, 403: false, 404: false, 405: false, 407: false, 408: false, 425: false, 429: false, 300: false, 500: false, 503: false} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			t.Parallel()
+			p := setup(t)
+			s := newPicky(t, p, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
+			r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
+			p.bad(webhookRound + perHost)
+			p.run()
+			p.tell(alert.TypeFiring, p.alert("good"))
+			p.run()
+			held, err := p.Holds(t.Context(), r)
+			if err != nil || (len(held[r.ID]) == 0) != is || p.took(r, "good") != is {
+				t.Errorf("the good one was taken: %v; held %+v, %v", p.took(r, "good"), held, err)
+			}
+			if !is {
+				if n := len(s.all()); n > webhookRound {
+					t.Errorf("%d requests to one that fails", n)
+				}
+				return
+			}
+			for range 60 {
+				p.advance(10 * time.Second)
+				p.serve()
+			}
+			if n := len(s.all()); n != 5*(webhookRound+perHost)+1 {
+				t.Errorf("%d requests in ten minutes", n)
+			}
+		})
+	}
+}
+
+// TestNewestIsTried: what is new is among what a webhook is tried with that takes nothing of
+// what is older.
+func TestNewestIsTried(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	s := newPicky(t, p, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) })
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
+	p.bad(100)
+	p.run()
+	for i := range 20 {
+		rule := fmt.Sprintf("good%d", i)
+		p.tell(alert.TypeFiring, p.alert(rule))
+		p.run()
+		before := len(s.all())
+		p.advance(3 * time.Second) // behind the first pause, and the good one ends the later
+		p.run()
+		if !p.took(r, rule) {
+			t.Fatalf("%s is not taken, of %d requests: %+v", rule, len(s.all())-before, p.deliveries(r, Pending)[0])
+		}
+	}
+	for range 20 {
+		p.advance(time.Hour)
+		p.serve()
+	}
+	for _, d := range p.deliveries(r, Pending) {
+		if d.Tries < 2 {
+			t.Errorf("%s was tried %d times in a day", d.Rule, d.Tries)
+		}
+	}
+}
+
+// TestHangingMessages: a round ends with those of its messages that are not answered in
+// time; what is new by then goes first.
+func TestHangingMessages(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	s := newPicky(t, p, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL, Timeout: alert.Duration(MinTimeout)})
+	p.bad(webhookRound)
+	p.run()
+	if n := len(s.all()); n > perHost {
+		t.Errorf("%d requests to one that hangs", n)
+	}
+	p.tell(alert.TypeFiring, p.alert("good"))
+	for range 5 { // it may take longer than its timeout on a busy machine
+		if p.advance(10 * time.Second); !p.took(r, "good") {
+			p.run()
+		}
+	}
+	if !p.took(r, "good") {
+		t.Errorf("the good one is not taken: %+v", p.deliveries(r, Pending)[0])
+	}
+}
