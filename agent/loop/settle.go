@@ -2,7 +2,6 @@ package loop
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -17,7 +16,8 @@ import (
 const holdUnknown = time.Minute
 
 // deniedMost is the longest between two probes of a step that wait for a right, give
-// or take a fifth: a person has to give it, and looks for what happens then.
+// or take a fifth: a person has to give it, and looks for what happens then. What else
+// keeps a step that never began is asked for at the same pace.
 const deniedMost = 10 * time.Second
 
 // settling is what a run has met while it reads what became of its steps.
@@ -28,6 +28,8 @@ type settling struct {
 	restored bool
 	silent   *time.Duration // since when nothing answered first
 	denied   *time.Duration // since when a right is missing, after any silence
+	kept     *time.Duration // since when anything else keeps what never began, after both
+	keptBy   string         // the code of what does, or did last
 	noted    string         // the code of what the journal says it waits for; "": nothing
 	since    time.Duration  // when that began
 }
@@ -53,9 +55,15 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 		if !s.begun && (s.Cleanup || mute) {
 			continue
 		}
+		if s.Phase == operation.StepUnknown && w.foreign && !w.restored {
+			// No attempt of it is on record: that what an earlier operation has under way
+			// could not be told was taken for an outcome of this one's, once.
+			s.begun = false
+			r.found(s, executor.ToRun("it was never begun"))
+		}
 		var f executor.Finding
 		var e *end
-		if s.Resolved { // a person knows better than a probe could
+		if s.Resolved && (!w.foreign || w.restored) { // a person knows better than a probe could
 			f, e = executor.ToRun("a person settled that it never took effect"), r.interrupted(ctx, false)
 		} else {
 			f, e = r.ask(ctx, s, &w)
@@ -115,7 +123,7 @@ func (r *run) foreign() bool {
 // no answer came in time.
 func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Finding, *end) {
 	var said executor.Outcome
-	for try, denials := 1, 0; ; try++ {
+	for try, steady := 1, 0; ; try++ {
 		if e := r.needless(ctx, w); e != nil {
 			return executor.Finding{}, because(e, s, said)
 		}
@@ -125,21 +133,26 @@ func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Find
 			return f, because(e, s, said)
 		}
 		if !s.begun && !w.foreign || !w.unanswered(s, f, asked) {
-			r.lifted(s, codeSilent, codeForbidden)
+			r.lifted(s, codeSilent, codeForbidden, w.keptBy)
 			return f, because(r.interrupted(ctx, false), s, said)
 		}
 		wait := jitter(retryBase)
 		switch {
 		case f.ErrorCode == codeSilent:
-			denials = 0
+			steady = 0
 			said, wait = executor.Waiting(f.ErrorCode, f.Detail), backoff(try, retryBase, unansweredMost)
 			r.silent(s, began, said)
 			r.noteWaiting(s, w, asked, said)
 		case w.believed(asked):
-			denials++
-			said, wait = executor.Waiting(f.ErrorCode, f.Detail), backoff(denials, time.Second, deniedMost)
+			steady++
+			said, wait = executor.Waiting(f.ErrorCode, f.Detail), backoff(steady, time.Second, deniedMost)
 			r.denied(s, began.Add(*w.denied-asked), said)
 			r.noteWaiting(s, w, *w.denied, said)
+		case w.kept != nil:
+			steady++
+			said, wait = executor.Waiting(w.keptBy, f.Detail), backoff(steady, time.Second, deniedMost)
+			r.kept(s, began.Add(*w.kept-asked), said, f.Blocker)
+			r.noteWaiting(s, w, *w.kept, said)
 		}
 		wake := r.agent.stopping // most cancels do not: what they call for must be read first as well
 		if r.needsNoAnswer(w) {
@@ -150,24 +163,6 @@ func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Find
 			return f, because(e, s, said)
 		}
 	}
-}
-
-// noteWaiting has the journal say what the step waits for, once.
-func (r *run) noteWaiting(s *stepState, w *settling, since time.Duration, said executor.Outcome) {
-	if w.noted == said.ErrorCode {
-		return
-	}
-	w.noted, w.since = said.ErrorCode, since
-	r.out.note(protocol.Note{Code: said.ErrorCode, Detail: said.Detail, StepID: s.ID})
-}
-
-// noteAnswer has the journal say that the wait is over: all that was asked for is read.
-func (r *run) noteAnswer(w *settling) {
-	if w.noted == "" {
-		return
-	}
-	r.out.note(protocol.Note{Code: codeAnswered,
-		Detail: fmt.Sprintf("the steps could be read, after %s of %s", (r.agent.mono() - w.since).Round(time.Second), w.noted)})
 }
 
 // probeNeeded probes a step for as long as the run needs the answer.
@@ -185,51 +180,6 @@ func (r *run) probeNeeded(ctx context.Context, s *stepState, w *settling) execut
 		}()
 	}
 	return r.probe(ctx, s)
-}
-
-// unanswered tells whether the finding of a probe that was made at that time is none:
-// nothing answered. An API server that has just started denies every right until it has
-// read its roles, so that a denial counts as silence until steps believe it as well,
-// also where this lease has met no silence: it may have begun after that. And what
-// became of a step that was never begun is not unknown for want of a right: it waits
-// until it has that.
-func (w *settling) unanswered(s *stepState, f executor.Finding, asked time.Duration) bool {
-	if f.Phase != operation.StepUnknown {
-		return false
-	}
-	switch f.ErrorCode {
-	case codeSilent:
-		if w.silent == nil {
-			w.silent = &asked
-		}
-		w.denied = nil
-		return true
-	case codeForbidden:
-		if w.denied == nil {
-			w.denied = &asked
-		}
-		if w.believed(asked) { // an answer, after all
-			w.silent = nil
-		}
-		return !s.begun && !w.restored || !w.believed(asked)
-	}
-	return false
-}
-
-// heldFor is how long the lease has been held for want of an answer.
-func (w *settling) heldFor(now time.Duration) time.Duration {
-	switch {
-	case w.silent != nil:
-		return now - *w.silent
-	case w.denied != nil:
-		return now - *w.denied
-	}
-	return 0
-}
-
-// believed tells whether a right is missing for good, as far as can be told.
-func (w *settling) believed(asked time.Duration) bool {
-	return w.denied != nil && asked-*w.denied >= executor.DeniedFor
 }
 
 // unheard tells how a run ends that waits for an answer; nil: it waits on. It gives the

@@ -26,6 +26,14 @@ func TestCancelOfWhatNeverBegan(t *testing.T) {
 			func(b *bench) { b.needs("cordon") },
 			func(b *bench) string { return b.unsettled(time.Hour, drainPlan()...) },
 		},
+		"unsettled, another's is under way": {
+			func(b *bench) { b.keeps("cordon", executor.Unknown("in_progress", "job a has not ended")) },
+			func(b *bench) string { return b.unsettled(time.Hour, drainPlan()...) },
+		},
+		"unsettled, no answer": {
+			func(b *bench) { b.keeps("cordon", executor.Unknown("no_answer", "the host has not answered")) },
+			func(b *bench) string { return b.unsettled(time.Hour, drainPlan()...) },
+		},
 		"it only read": {
 			func(b *bench) {
 				b.dies("preflight", func(context.Context, *executor.Task) executor.Outcome { return executor.Done("") })
@@ -61,18 +69,7 @@ func TestCancelOfWhatMayHaveBegun(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {
 		server := b.mutes("reset", toRun)
 		b.start()
-		op := b.plane.add("restored", time.Hour, step("preflight"), step("reset", effect, firm))
-		b.plane.locked(func() {
-			for _, c := range []operation.Change{
-				operation.Claim{Agent: "another", Boot: "b", Until: time.Now().Add(time.Hour)},
-				operation.Restored{By: operation.Actor{ID: "someone", Kind: "token"}},
-			} {
-				if err := b.plane.apply(b.plane.ops[op], c); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-		b.plane.ring(op, protocol.KindOperation)
+		op := b.restored(time.Hour, step("preflight"), step("reset", effect, firm))
 		b.plane.wait(t, time.Minute, "silence is told", func() bool { return standing(b.plane.ops[op].State) != nil })
 		b.plane.cancel(t, op)
 		b.plane.ring(op, protocol.KindAttention)

@@ -139,7 +139,7 @@ func TestUnknownBesideAMissingRight(t *testing.T) {
 		}
 		b.needs("evict")
 		b.start()
-		op := b.unsettled(time.Hour, drainPlan()...)
+		op := b.restored(time.Hour, drainPlan()...)
 		b.plane.wait(t, holdUnknown+deniedMost*6/5+5*time.Second, "the lease is given back", func() bool {
 			s := b.plane.ops[op].State
 			return s.Phase == operation.Reconciling && s.Lease == nil

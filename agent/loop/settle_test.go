@@ -206,50 +206,47 @@ func TestUnbegunAtTheDeadline(t *testing.T) {
 	})
 }
 
-// TestForeignUnknownStays: what a probe cannot tell of a step that never began counts
-// where somebody else may have what it works on under way, or where the record may
-// lack that it began: nothing is issued then.
-func TestForeignUnknownStays(t *testing.T) {
-	for name, before := range map[string]func(*testing.T, *bench, *operation.Operation){
-		"an earlier operation left it unsettled": func(_ *testing.T, _ *bench, op *operation.Operation) {
-			op.Spec.Unsettled = []string{"op_earlier"}
-		},
-		"restored from a backup": func(t *testing.T, b *bench, op *operation.Operation) {
-			for _, c := range []operation.Change{
-				operation.Claim{Agent: "another", Boot: "b", Until: time.Now().Add(time.Hour)},
-				operation.Restored{By: operation.Actor{ID: "someone", Kind: "token"}},
-			} {
-				if err := b.plane.apply(op, c); err != nil {
-					t.Error(err)
-				}
+// restored is an operation whose record was taken from a backup: it may lack that a
+// step was begun.
+func (b *bench) restored(deadline time.Duration, steps ...operation.PlanStep) string {
+	op := b.plane.add("restored", deadline, steps...)
+	b.plane.locked(func() {
+		for _, c := range []operation.Change{
+			operation.Claim{Agent: "another", Boot: "b", Until: time.Now().Add(time.Hour)},
+			operation.Restored{By: operation.Actor{ID: "someone", Kind: "token"}},
+		} {
+			if err := b.plane.apply(b.plane.ops[op], c); err != nil {
+				b.t.Error(err)
 			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, b *bench) {
-				var over atomic.Bool
-				b.exec.probe["reset"] = func(*executor.Task) executor.Finding {
-					if over.Load() {
-						return executor.ToRun("none is on record")
-					}
-					return executor.Unknown("in_progress", "a reset of the device is under way")
-				}
-				b.start()
-				op := b.plane.add("foreign", time.Hour, step("preflight"), step("reset", effect, firm))
-				b.plane.locked(func() { before(t, b, b.plane.ops[op]) })
-				b.plane.ring(op, protocol.KindOperation)
-				b.plane.wait(t, time.Minute, "a second lease that could not tell", func() bool {
-					s := b.plane.ops[op].State
-					return s.Phase == operation.Reconciling && s.Lease == nil && s.Probes >= 1 && s.Steps[1].Phase == operation.StepUnknown
-				})
-				if len(b.world.issued()) > 0 {
-					t.Errorf("effects %v", b.world.issued())
-				}
-				over.Store(true)
-				if s := b.plane.ended(t, op, time.Minute); s.Phase != operation.Succeeded || len(b.world.issued()) != 1 {
-					t.Errorf("ended %s, effects %v", s.Phase, b.world.issued())
-				}
-			})
+		}
+	})
+	b.plane.ring(op, protocol.KindOperation)
+	return op
+}
+
+// TestRestoredUnknownStays: what a probe cannot tell of a step that never began counts
+// where the record may lack that it began: nothing is issued then.
+func TestRestoredUnknownStays(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		var over atomic.Bool
+		b.exec.probe["reset"] = func(*executor.Task) executor.Finding {
+			if over.Load() {
+				return executor.ToRun("none is on record")
+			}
+			return executor.Unknown("in_progress", "a reset of the device is under way")
+		}
+		b.start()
+		op := b.restored(time.Hour, step("preflight"), step("reset", effect, firm))
+		b.plane.wait(t, time.Minute, "a second lease that could not tell", func() bool {
+			s := b.plane.ops[op].State
+			return s.Phase == operation.Reconciling && s.Lease == nil && s.Probes >= 1 && s.Steps[1].Phase == operation.StepUnknown
 		})
-	}
+		if len(b.world.issued()) > 0 {
+			t.Errorf("effects %v", b.world.issued())
+		}
+		over.Store(true)
+		if s := b.plane.ended(t, op, time.Minute); s.Phase != operation.Succeeded || len(b.world.issued()) != 1 {
+			t.Errorf("ended %s, effects %v", s.Phase, b.world.issued())
+		}
+	})
 }
