@@ -291,11 +291,13 @@ func (d *drive) take(r result) {
 			p.evicted = now
 		}
 		d.accepted(p, r)
-	case cluster.Timeout, cluster.Conflict: // of a Conflict, it may be another's pod
+	case cluster.Timeout, cluster.Conflict:
 		p.lost = true
 		p.not = now.Add(paceLeast)
 		if r.reply.Category == cluster.Timeout {
 			d.notAnswered(p, r)
+		} else { // it may be another's pod
+			p.doubt = conflicting(p.name, r)
 		}
 	default:
 		if r.reply.NotFound() {

@@ -2,7 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -10,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -132,4 +135,45 @@ func TestRefusedDeletionOfAStoppingPod(t *testing.T) {
 			t.Errorf("%s before its time: stage %d, looks again in %s", p.not.Sub(now), stage, l.next)
 		}
 	}
+}
+
+// An eviction that is answered with a conflict, though the pod is the planned one, is
+// asked for again at the pace of refusals, and what keeps the pod is told.
+func TestConflictsHaveAPace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * linger)
+		b := outcomeSetup(t, aPod("a"))
+		var mu sync.Mutex
+		asked := 0
+		b.e.send = func(_ context.Context, ev *policyv1.Eviction) error {
+			if len(ev.DeleteOptions.DryRun) > 0 {
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			asked++
+			return apierrors.NewConflict(corev1.Resource("pods"), "a", errors.New("the object has been modified"))
+		}
+		for _, step := range []string{"preflight", "cordon"} {
+			if o := b.run(b.e, step); o.Class != operation.OutcomeDone {
+				t.Fatalf("%s: %+v", step, o)
+			}
+		}
+		var told []protocol.Blocker
+		b.task.Blocked = func(now []protocol.Blocker) { told = append(told, now...) }
+		ctx, cancel := b.until(time.Minute)
+		defer cancel()
+		b.task.Step = executor.StepNamed(b.task.Assignment, "evict")
+		o := b.e.drain().Steps["evict"].Execute(ctx, b.task)
+		if o.Class != operation.OutcomeWaiting || o.ErrorCode != "api_error" || !strings.Contains(o.Detail, "answers with a conflict, though the pod is the planned one") {
+			t.Errorf("%+v", o)
+		}
+		if asked < 5 || asked > 16 {
+			t.Errorf("asked for %d evictions in a minute", asked)
+		}
+		if !slices.ContainsFunc(told, func(b protocol.Blocker) bool { return b.Code == "api_error" && b.Resource == "pod/ns/a" }) {
+			t.Errorf("told %+v", told)
+		}
+	})
 }

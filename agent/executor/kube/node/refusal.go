@@ -85,6 +85,12 @@ func refusalOf(err error, p *corev1.Pod, budgets []*budget) *refusal {
 	return &refusal{code: "api_error", rule: "api_server", why: st.Message}
 }
 
+// conflicting is of a call that the API server answered with a conflict although the pod
+// is the one that was planned.
+func conflicting(pod string, r result) *refusal {
+	return &refusal{stage: r.stage, code: "api_error", rule: "api_server", why: fmt.Sprintf("pod %s: the API server answers with a conflict, though the pod is the planned one: %v", pod, r.reply.Err)}
+}
+
 func denial(st metav1.Status) *refusal {
 	r := &refusal{code: "eviction_refused", rule: "admission", why: st.Message}
 	if m := deniedByWebhook.FindStringSubmatch(st.Message); m != nil {

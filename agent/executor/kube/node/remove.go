@@ -90,8 +90,8 @@ func (d *drive) lookAt(ctx context.Context, k call) *looked {
 
 func (d *drive) found(p *planned, l *looked) {
 	now := d.c.Now()
-	open := p.unheard.open
-	p.unheard.open = false
+	open, doubt := p.unheard.open, p.doubt
+	p.unheard.open, p.doubt = false, nil
 	switch {
 	case l.gone:
 		p.lost, p.isGone, p.gone, p.taken = false, true, now, p.taken || p.unsure
@@ -109,9 +109,11 @@ func (d *drive) found(p *planned, l *looked) {
 		switch {
 		case p.terminating() && p.evicted.IsZero():
 			p.evicted = askedAt(l.pod)
-		case p.terminating() || !open:
+		case p.terminating() || !open && doubt == nil:
 		case p.finished: // it never stands in the way
 			p.not = now.Add(time.Hour)
+		case doubt != nil:
+			p.refused(doubt, now, 0)
 		default:
 			p.refused(p.unheard.refusal(p.name), now, 0)
 		}

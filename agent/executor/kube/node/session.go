@@ -59,11 +59,12 @@ type planned struct {
 	pushed   int  // the furthest stage that was refused
 	not      time.Time
 	refusal  *refusal
-	unheard  unheard // of evictions that were not answered
-	noted    bool    // that it was evicted although nothing starts it again
-	noGrace  bool    // a call was taken, or may have been, that waits for no kubelet
-	held     string  // what kept it when it was looked at last
-	heldBy   string  // what kept it when it was deleted
+	doubt    *refusal // of the last call, if the pod that is read is still the planned one
+	unheard  unheard  // of evictions that were not answered
+	noted    bool     // that it was evicted although nothing starts it again
+	noGrace  bool     // a call was taken, or may have been, that waits for no kubelet
+	held     string   // what kept it when it was looked at last
+	heldBy   string   // what kept it when it was deleted
 	served   time.Time
 	dangling string // the service that still names it though it is gone
 }
