@@ -219,8 +219,11 @@ func (tx *transaction) setStep(i int, phase StepPhase, outcome, code, detail, co
 		a.EndedAt, a.Outcome, a.ErrorCode, a.Detail = &at, outcome, code, cut(detail, maxAttemptDetail)
 		open = false
 	}
-	if phase == StepRunning {
-		st.Resolved = nil
+	switch {
+	case phase == StepRunning && st.Resolved != nil:
+		st.Resolved, st.Reissued = nil, st.Resolved
+	case before == StepUnknown && phase != StepRunning && phase != StepUnknown: // a probe could tell; a person sets Resolved next
+		st.Reissued = nil
 	}
 	if phase == StepRunning && !open {
 		n := 1

@@ -159,6 +159,9 @@ type StepState struct {
 	// Resolved is who settled the step, when a person did and it was not issued
 	// since: no probe overrules them.
 	Resolved *Resolution `json:"resolved,omitempty"`
+	// Reissued is on whose word the step was issued again, until a probe has read what
+	// became of what was issued before.
+	Reissued *Resolution `json:"reissued,omitempty"`
 }
 
 // Resolution is a person's word on a step, with the evidence.

@@ -17,6 +17,8 @@ func (tx *transaction) residual() []Residual {
 			out = tx.leave(out, i, "its outcome is unknown: "+st.Detail)
 		case st.Resolved != nil && tx.spec.Steps[i].outlasts():
 			out = tx.leave(out, i, fmt.Sprintf("settled as %s by %s: what was issued may be under way still, no probe found it ended", st.Resolved.Outcome, st.Resolved.By.ID))
+		case st.Reissued != nil && tx.spec.Steps[i].outlasts():
+			out = tx.leave(out, i, fmt.Sprintf("settled as %s by %s, and issued again: what was issued before may be under way still, no probe found it ended", st.Reissued.Outcome, st.Reissued.By.ID))
 		}
 	}
 	return out
@@ -100,7 +102,8 @@ func (tx *transaction) ownResidual(rs []Residual) []Residual {
 }
 
 // Settles tells whether the end settles what earlier operations left of the resources
-// that it held alone: it succeeded, and no step of it rests on a person's word.
+// that it held alone: it succeeded, and no step of it rests on a person's word, nor was
+// issued on one in place of a probe: that would have looked for what those left as well.
 func (s *State) Settles() bool {
-	return s.Phase == Succeeded && !slices.ContainsFunc(s.Steps, func(st StepState) bool { return st.Resolved != nil })
+	return s.Phase == Succeeded && !slices.ContainsFunc(s.Steps, func(st StepState) bool { return st.Resolved != nil || st.Reissued != nil })
 }

@@ -36,7 +36,7 @@ func (c Retry) apply(tx *transaction) error {
 	for i := range tx.s.Steps {
 		if tx.s.Steps[i].Phase != StepSucceeded || undone || tx.spec.Steps[i].Cleanup {
 			tx.s.Steps[i].Phase = StepPending
-			tx.s.Steps[i].Resolved = nil // of the run before: this one is probed
+			tx.s.Steps[i].Resolved, tx.s.Steps[i].Reissued = nil, nil // of the run before: this one is probed
 			tx.s.Steps[i].FinishedAt = nil
 			tx.s.Steps[i].Progress = nil
 			tx.s.Steps[i].ErrorCode, tx.s.Steps[i].Detail, tx.s.Steps[i].CommandID = "", "", ""

@@ -42,7 +42,7 @@ func (p *plane) resolve(op, step, outcome string) {
 // probed it has come through.
 func TestResolvedStaysUnsettled(t *testing.T) {
 	t.Parallel()
-	for _, says := range []string{operation.ResolveFailed, operation.ResolveDone} {
+	for _, says := range []string{operation.ResolveFailed, operation.ResolveDone, operation.ResolveNotDone} {
 		t.Run(says, func(t *testing.T) {
 			t.Parallel()
 			p := setup(t)
@@ -67,11 +67,14 @@ func TestResolvedStaysUnsettled(t *testing.T) {
 			p.want(op, operation.Reconciling)
 			p.resolve(op, "reset", says)
 			phase := operation.Failed
-			if says == operation.ResolveDone { // an agent looks at the device; nobody has looked for the Job
+			if says != operation.ResolveFailed { // an agent looks at the device; nobody has looked for the Job
 				p.settle()
 				as := a.granted(op)
 				r := whole(as)
 				r.Steps, r.Settled = steps(as, operation.StepSucceeded, "verify"), false
+				if says == operation.ResolveNotDone { // nor does it where the reset is issued once more
+					r.Steps = slices.Concat(steps(as, operation.StepRunning, "reset"), steps(as, operation.StepSucceeded, "reset"), r.Steps)
+				}
 				a.told(r)
 				phase = operation.Succeeded
 			}
