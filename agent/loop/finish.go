@@ -35,7 +35,7 @@ func (r *run) conclude(held, work context.Context, e end) *protocol.Final {
 			e = *cut
 			f.Outcome = e.outcome
 		}
-		if f.Outcome != protocol.FinalAmbiguous {
+		if f.Outcome != protocol.FinalAmbiguous && f.Outcome != protocol.FinalHandBack {
 			f.Cleanup = cleanup
 		}
 	case protocol.FinalTimedOut: // nothing may be issued any more
@@ -195,10 +195,12 @@ func (r *run) needsCleanup() bool {
 // cleanUp runs the cleanup steps, all of them, whatever one comes to. It returns
 // how the run ends instead when it cannot be brought to its end.
 func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
-	if !r.needsCleanup() {
+	// What an earlier lease cleaned up is done as well.
+	cleaned := slices.ContainsFunc(r.steps, func(s *stepState) bool { return s.Cleanup && s.Phase == operation.StepSucceeded })
+	if !r.needsCleanup() && !cleaned {
 		return &operation.Cleanup{State: operation.CleanupNone}, nil
 	}
-	cleanup, left, cleaned := &operation.Cleanup{State: operation.CleanupDone}, "", false
+	cleanup, left := &operation.Cleanup{State: operation.CleanupDone}, ""
 	for _, s := range r.steps {
 		if !s.Cleanup || s.Phase == operation.StepSucceeded || s.Phase == operation.StepSkipped {
 			continue
@@ -220,7 +222,7 @@ func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
 			cleanup = &operation.Cleanup{State: operation.CleanupFailed, Detail: detail(s.Name + ": " + e.out.Detail)}
 			continue
 		}
-		if e.outcome == protocol.FinalHandBack { // half cleaned up: whoever goes on must probe
+		if e.outcome == protocol.FinalHandBack && !r.leftCleanup() { // half cleaned up: whoever goes on must probe
 			e.outcome, e.out.ErrorCode = protocol.FinalAmbiguous, codeStopped
 		}
 		return &operation.Cleanup{State: operation.CleanupAbandoned, Detail: detail(e.out.Detail)}, e

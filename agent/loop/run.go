@@ -59,10 +59,12 @@ type run struct {
 	why        string // the last that was heard of what keeps it
 	lastFailed string // the command that failed last
 	progress   operation.Progress
-	obstacles  obstacles   // of progress, over all steps
-	outwaiting *stepState  // is given back when nothing answers for long; nil: none is
-	silence    *time.Timer // runs while progress shows that nothing answers
-	silences   int         // how often it did
+	obstacles  obstacles               // of progress, over all steps
+	outwaiting *stepState              // is given back when nothing answers for long; nil: none is
+	cut        context.CancelCauseFunc // ends that step
+	left       bool                    // what is to be cleaned up is left to other agents
+	silence    *time.Timer             // runs while progress shows that nothing answers
+	silences   int                     // how often it did
 }
 
 func (a *Agent) newRun(ctx context.Context, as *protocol.Assignment, sent time.Duration) (*run, context.Context, context.Context) {
@@ -208,9 +210,11 @@ func (r *run) interrupted(ctx context.Context, interruptible bool) *end {
 		err = context.Cause(ctx)
 	}
 	r.mu.Lock()
-	cancelled, stopped := r.cancelled, r.stopped
+	cancelled, stopped, left := r.cancelled, r.stopped, r.left
 	r.mu.Unlock()
 	switch {
+	case left && (err == nil || errors.Is(err, errLeft)):
+		return &end{outcome: protocol.FinalHandBack, out: executor.Outcome{ErrorCode: codeSilent, Detail: errLeft.Error()}}
 	case errors.Is(err, errDeadline):
 		return &end{outcome: protocol.FinalTimedOut}
 	case errors.Is(err, errForced) && cancelled: // a cancel cannot be handed back

@@ -1,6 +1,8 @@
 package loop
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -23,6 +25,9 @@ const codeAnswered = "answered"
 // unansweredMost is the longest between two tries of a step that only reads, while
 // nothing answers.
 const unansweredMost = 5 * time.Second
+
+// errLeft ends a cleanup step that another agent is to carry out.
+var errLeft = errors.New("it is left to other agents: nothing answers this one")
 
 // unanswered tells whether an attempt came to nothing for want of an answer.
 func unanswered(out executor.Outcome) bool {
@@ -65,18 +70,21 @@ func (r *run) leave(step, code, why string, since time.Duration) {
 // outwaits gives the lease back, at the next boundary, once a step that is carried out
 // has shown for holdUnknown that nothing answers: another agent may reach what is silent
 // here. It does so until stop is called. A step that must not be cut short, or whose
-// attempts count whatever they came to, is carried out where it began.
-func (r *run) outwaits(s *stepState, boundary <-chan struct{}) (stop func()) {
-	if boundary == nil || !s.ReplaySafe {
-		return func() {}
+// attempts count whatever they came to, is carried out where it began. A cleanup step
+// knows no boundary: the context that it is carried out in ends.
+func (r *run) outwaits(ctx context.Context, s *stepState, boundary <-chan struct{}) (within context.Context, stop func()) {
+	if boundary == nil && !s.Cleanup || !s.ReplaySafe {
+		return ctx, func() {}
 	}
+	within, cut := context.WithCancelCause(ctx)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.outwaiting = s
-	return func() {
+	r.outwaiting, r.cut = s, cut
+	return within, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.outwaiting = nil
+		r.outwaiting, r.cut = nil, nil
+		cut(nil)
 	}
 }
 
@@ -97,7 +105,7 @@ func (r *run) watchSilence(blockers []protocol.Blocker) {
 // outwaited: nothing has answered for holdUnknown, the nth silence of the run.
 func (r *run) outwaited(n int) {
 	r.mu.Lock()
-	s, silent, over := r.outwaiting, r.silence != nil && r.silences == n, r.cancelled || r.stopped
+	s, cut, silent, over := r.outwaiting, r.cut, r.silence != nil && r.silences == n, r.cancelled || r.stopped
 	why := ""
 	for _, b := range r.progress.Blockers {
 		if b.Code == codeSilent {
@@ -105,11 +113,33 @@ func (r *run) outwaited(n int) {
 		}
 	}
 	r.mu.Unlock()
-	if s == nil || !silent || over || !r.mayLeave() {
+	if s == nil || !silent || over && !s.Cleanup || !r.mayLeave() {
+		return
+	}
+	if s.Cleanup && !r.leaveCleanup(s) {
 		return
 	}
 	r.leave(s.ID, codeSilent, why, r.agent.mono()-holdUnknown)
-	r.requestStop()
+	if s.Cleanup {
+		cut(errLeft)
+	} else {
+		r.requestStop()
+	}
+}
+
+// leaveCleanup has the run end with what is to be cleaned up, unless the step just ended.
+func (r *run) leaveCleanup(s *stepState) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left = r.outwaiting == s
+	return r.left
+}
+
+// leftCleanup tells whether the run ends so.
+func (r *run) leftCleanup() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.left
 }
 
 // answered takes back that nothing answers.

@@ -269,7 +269,8 @@ func (r *run) begin(ctx context.Context, s *stepState, interruptible bool) *end 
 // executeWaiting executes until the outcome is another than waiting, all in one
 // attempt: nothing has gone wrong.
 func (r *run) executeWaiting(ctx context.Context, s *stepState, boundary <-chan struct{}) executor.Outcome {
-	defer r.outwaits(s, boundary)()
+	ctx, over := r.outwaits(ctx, s, boundary)
+	defer over()
 	for try := 1; ; try++ {
 		began := r.agent.now()
 		out := r.execute(ctx, s, s.Attempts, boundary)

@@ -130,7 +130,8 @@ func (tx *transaction) end(f Final) error {
 				tx.setStep(i, StepPending, OutcomeWaiting, "hand_back", "handed back", "")
 			}
 		}
-		probe := tx.s.Phase != Running || tx.unknown() >= 0
+		// What failed is being cleaned up: a cancel in between must not end that.
+		probe := tx.s.Phase != Running || tx.unknown() >= 0 || tx.firstFailed() >= 0
 		if probe {
 			tx.forget("handed back")
 		}

@@ -82,6 +82,10 @@ func TestHandBack(t *testing.T) {
 	// So is what was being cancelled: its cleanup has not run.
 	h = running(t).after(t, RequestCancel{By: person})
 	h.after(t, h.report(&Final{Outcome: FinalHandBack})).wantPhase(t, Reconciling)
+
+	// And what failed: a cancel then is no end before the cleanup, nor of its cause.
+	h = running(t).told(t, is("look", StepSucceeded), is("evict", StepFailed))
+	h.after(t, h.report(&Final{Outcome: FinalHandBack}), RequestCancel{By: person}).wantPhase(t, Reconciling)
 }
 
 func TestCancelOfWhatWasHandedBack(t *testing.T) {
