@@ -29,6 +29,9 @@ type word struct {
 	d    *Delivery
 	said answer     // what came of it so far
 	open []endpoint // the Alertmanagers that have not answered, those among them that were not told yet
+	// missed has what came of it where it failed, or was not asked, by URL. There it is told
+	// again when that may be asked, as long as another has not answered.
+	missed map[string]answer
 }
 
 // asks are the requests to Alertmanagers that are not answered yet, and what is to be told
@@ -39,8 +42,8 @@ type asks struct {
 	early   []reply // that await took from replies
 	// words has the messages that are not answered by all, by id: the last of each.
 	words map[string]*word
-	// queues has what is to be told, by URL: ids of words, each once.
-	queues map[string][]string
+	// queues has what is to be told, by URL.
+	queues map[string]*queue
 	// dropped: there were messages that not all had answered.
 	dropped bool
 }
@@ -66,22 +69,88 @@ func (a *asks) waitsFor(to endpoint) bool { return a.out[to.url] != nil }
 // put has a word be told to an endpoint, in the place of an earlier one of the message.
 func (a *asks) put(to endpoint, w *word) {
 	w.open = append(w.open, to)
-	if ids := a.queues[to.url]; !slices.Contains(ids, w.d.ID) {
-		a.queues[to.url] = append(ids, w.d.ID)
+	a.queue(to).put(w.d.ID)
+}
+
+// miss has a word be told to an endpoint later that did not take it, or was not asked.
+func (a *asks) miss(to endpoint, w *word, came answer) {
+	if w.missed == nil {
+		w.missed = map[string]answer{}
 	}
+	if _, failed := w.missed[to.url]; !failed || !came.notAsked {
+		w.missed[to.url] = came
+	}
+	a.queue(to).put(w.d.ID)
+}
+
+// reopen has what an endpoint missed that may be asked now count as not answered, but for
+// what is given up.
+func (a *asks) reopen(to endpoint, over func(*word) bool) {
+	a.queue(to).only(func(id string) bool {
+		w := a.words[id]
+		if w == nil {
+			return false
+		}
+		if _, is := w.missed[to.url]; is {
+			if over(w) {
+				return false
+			}
+			delete(w.missed, to.url)
+			w.open = append(w.open, to)
+		}
+		return true
+	})
 }
 
 // next takes words out of an endpoint's queue.
 func (a *asks) next(to endpoint, most int) (ws []*word) {
-	ids := a.queues[to.url]
-	n := min(len(ids), most)
-	for _, id := range ids[:n] {
+	for _, id := range a.queue(to).take(most) {
 		if w := a.words[id]; w != nil {
 			ws = append(ws, w)
 		}
 	}
-	a.queues[to.url] = ids[n:]
 	return ws
+}
+
+// queue is what is to be told to an endpoint: ids of words, each once.
+type queue struct {
+	ids []string
+	has map[string]bool
+}
+
+func (a *asks) queue(to endpoint) *queue {
+	if a.queues[to.url] == nil {
+		a.queues[to.url] = &queue{has: map[string]bool{}}
+	}
+	return a.queues[to.url]
+}
+
+func (q *queue) put(id string) {
+	if !q.has[id] {
+		q.ids, q.has[id] = append(q.ids, id), true
+	}
+}
+
+// take takes out the first.
+func (q *queue) take(most int) []string {
+	n := min(len(q.ids), most)
+	out := q.ids[:n:n]
+	for _, id := range out {
+		delete(q.has, id)
+	}
+	q.ids = q.ids[n:]
+	return out
+}
+
+// only keeps those that are so.
+func (q *queue) only(is func(id string) bool) {
+	q.ids = slices.DeleteFunc(q.ids, func(id string) bool {
+		if is(id) {
+			return false
+		}
+		delete(q.has, id)
+		return true
+	})
 }
 
 // ask begins a request to one Alertmanager, whose reply comes by replies.
@@ -136,7 +205,7 @@ func (a *asks) await(ctx context.Context) {
 }
 
 // forget forgets what is told, and is to be: what comes of it is nobody's any more.
-func (a *asks) forget() { a.words, a.queues = map[string]*word{}, map[string][]string{} }
+func (a *asks) forget() { a.words, a.queues = map[string]*word{}, map[string]*queue{} }
 
 // only cuts off what goes anywhere else. What is cut off is replied to.
 func (a *asks) only(to []endpoint) {

@@ -62,6 +62,8 @@ type held struct {
 	// read last.
 	lease time.Duration
 	asks  *asks
+	// news: what is held is not kept as it is.
+	news bool
 	// failing: of the last round some messages failed that a webhook did not refuse.
 	failing bool
 }
@@ -165,6 +167,7 @@ func (s *Service) putLane(ctx context.Context, h *held, l lane, due time.Time) e
 		return fmt.Errorf("keep lane of receiver %s: %w", h.receiver, err)
 	}
 	h.version, h.lane, h.due = h.version+1, l, due
+	h.news = false
 	return nil
 }
 

@@ -3,6 +3,7 @@ package notify
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -94,19 +95,22 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 }
 
 // goOn takes over the replies that are there, and tells each Alertmanager that has answered
-// what there is for it.
+// what there is for it. What one missed that failed, or was held, it is told when its hold
+// is over, however long another takes; a word that waits for none else is settled, and is
+// due again then.
 func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
-	var over []*word // all have answered them
+	var answered []*word
 	came := func(w *word, to endpoint, a answer) {
 		if h.asks.words[w.d.ID] != w {
 			return // there is a later word of it
 		}
-		w.add(r, to, a)
 		w.open = slices.DeleteFunc(w.open, func(e endpoint) bool { return e.url == to.url })
-		if len(w.open) == 0 {
-			delete(h.asks.words, w.d.ID)
-			over = append(over, w)
+		if a.taken() || a.refused() || a.cut {
+			w.add(r, to, a)
+		} else {
+			h.asks.miss(to, w, a)
 		}
+		answered = append(answered, w)
 	}
 	for {
 		a, ok := h.asks.take()
@@ -118,7 +122,9 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 			return nil // it was cut off
 		}
 		if !a.cut {
+			was := h.lane.Holds[a.to.url]
 			s.came(ctx, h, r, a.to, a.answers)
+			h.news = h.news || h.lane.Holds[a.to.url] != was
 			s.refused(ctx, r, &a)
 		}
 		until := h.lane.heldUntil(a.to, s.now())
@@ -135,7 +141,7 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 			continue
 		}
 		if until := h.lane.heldUntil(to, now); !until.IsZero() {
-			for _, w := range h.asks.next(to, len(h.asks.queues[to.url])) {
+			for _, w := range h.asks.next(to, math.MaxInt) {
 				came(w, to, answer{err: "not asked: " + h.lane.Holds[to.url].Error, notAsked: true, until: until})
 			}
 			continue
@@ -143,16 +149,37 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 		if !enough {
 			continue
 		}
+		h.asks.reopen(to, func(w *word) bool { return s.nextTry(r, w.d, now, 0).IsZero() })
 		if ws := h.asks.next(to, s.pushAtMost()); len(ws) > 0 {
 			s.ask(ctx, h.asks, r, to, ws, now)
 		}
 	}
-	return each(over, func(w *word) error {
+	return each(h.over(r, answered, now), func(w *word) error {
 		if w.said.cut {
 			return nil // it is due again, since it was postponed
 		}
 		return unlessOther(s.settle(ctx, r, w.d, w.said), w.d)
 	})
+}
+
+// over takes those of the words out that no Alertmanager has still to answer.
+func (h *held) over(r *target, ws []*word, now time.Time) (out []*word) {
+	for _, w := range ws {
+		if len(w.open) > 0 || h.asks.words[w.d.ID] != w {
+			continue
+		}
+		delete(h.asks.words, w.d.ID)
+		for _, to := range r.endpoints() {
+			if a, is := w.missed[to.url]; is {
+				if a.until = h.lane.heldUntil(to, now); a.until.IsZero() {
+					a.until = now.Add(lookAgain) // it could be asked, but for the time that is left
+				}
+				w.add(r, to, a)
+			}
+		}
+		out = append(out, w)
+	}
+	return out
 }
 
 // refused logs that alerts are refused which were not before.
@@ -185,7 +212,12 @@ func unlessOther(err error, d *Delivery) error {
 // comes of it: the process may end before.
 func (s *Service) postpone(ctx context.Context, r *target, w *word) error {
 	n, late := *w.d, newWord(w.d)
-	late.add(r, w.open[0], answer{err: "it has not answered yet"})
+	late.add(r, w.open[0], answer{err: "it has not answered yet", cut: true})
+	for _, to := range r.endpoints() {
+		if a, is := w.missed[to.url]; is {
+			late.add(r, to, a)
+		}
+	}
 	n.Next, n.LastError, n.Waits = s.now().Add(r.postponed()), late.said.err, true
 	err := s.keepDelivery(ctx, r, w.d, &n)
 	n.version++
