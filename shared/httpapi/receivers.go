@@ -30,7 +30,8 @@ func (a *API) receiverRoutes() {
 		Description: "By name. Secrets are shown by their fingerprints."}, access{action: auth.ManageRules, fleet: true}, a.listReceivers)
 	register(a, huma.Operation{Method: http.MethodGet, Path: one, Summary: "Get receiver", Tags: tags}, access{action: auth.ManageRules, fleet: true}, a.getReceiver)
 	register(a, a.written(huma.Operation{Method: http.MethodPut, Path: one, Summary: "Replace receiver", Tags: tags,
-		Description: "Its kind and its secrets stay. One that is enabled by it (enabled absent, or true), also where the plane had disabled it, gets what was left to send, too."}, notify.Spec{}),
+		Description: "Its kind and its secrets stay. One that is enabled by it (enabled absent, or true), also where the plane had disabled it, gets what was left to send, too. " +
+			"A change has what failed be tried at once; what is said already changes nothing, and keeps the revision."}, notify.Spec{}),
 		with(manage, http.StatusPreconditionFailed), a.replaceReceiver)
 	register(a, huma.Operation{Method: http.MethodDelete, Path: one, Summary: "Delete receiver", Tags: tags,
 		Description: "What was to be sent to it goes with it."},
@@ -285,7 +286,7 @@ type deliveryView struct {
 	Cluster     *string       `json:"cluster"`
 	CreatedAt   time.Time     `json:"created_at"`
 	Next        *time.Time    `json:"next" doc:"When it is sent, of one that is to be"`
-	Tries       int           `json:"tries" doc:"Those since it was made, redelivered or, of an Alertmanager's, taken before"`
+	Tries       int           `json:"tries" doc:"Those since it was made, redelivered or, of an Alertmanager's, taken before; those among them that a change of the receiver brought do not give it up"`
 	LastAt      *time.Time    `json:"last_at"`
 	LastStatus  *int          `json:"last_status" doc:"HTTP; null when there was no answer"`
 	LastError   *string       `json:"last_error"`

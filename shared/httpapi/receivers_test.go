@@ -55,6 +55,11 @@ func TestReceivers(t *testing.T) {
 	if put.str("timeout") != "2s" || put.header.Get("ETag") == got.header.Get("ETag") {
 		t.Errorf("changed: %s", put.raw)
 	}
+	same := p.do("admin", "PUT", path, strings.Replace(body, "name: pager", "name: pager\ntimeout: 2s\nenabled: true\nsend_resolved: true", 1), "Content-Type: application/yaml",
+		"If-Match: "+put.header.Get("ETag")).want(200)
+	if same.raw != put.raw || same.header.Get("ETag") != put.header.Get("ETag") {
+		t.Errorf("put as it is: %s, at revision %s, not %s", same.raw, same.header.Get("ETag"), put.header.Get("ETag"))
+	}
 	rotated := p.do("admin", "POST", path+"/rotate", nil).want(200)
 	if s := rotated.str("secret"); s == secret || !strings.HasPrefix(s, "whsec_") || len(rotated.j["secrets"].([]any)) != 2 {
 		t.Errorf("rotated: %s", rotated.raw)

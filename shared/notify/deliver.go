@@ -19,8 +19,18 @@ import (
 var pauses = []time.Duration{5 * time.Second, 30 * time.Second, 2 * time.Minute, 5 * time.Minute, 15 * time.Minute,
 	time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour}
 
-// MaxTries is how often a webhook is tried before it is given up.
+// MaxTries is how often a webhook is tried before it is given up, beside the tries that
+// changes of its receiver bring before their time.
 var MaxTries = len(pauses) + 1
+
+// minAge is how old a webhook is at least when it is given up, however often it was tried:
+// all pauses, each a tenth less.
+var minAge = func() (sum time.Duration) {
+	for _, p := range pauses {
+		sum += p * 9 / 10
+	}
+	return sum - time.Second // times are cut to milliseconds
+}()
 
 const (
 	webhookRound = 24  // messages of one round
@@ -31,7 +41,8 @@ const (
 	// againAfter is when a lane is due again whose messages the ledger did not keep.
 	againAfter = 2 * time.Second
 	// maxAge is how old a webhook may get: past it, a try that fails is the last.
-	// It counts from when it was redelivered, or its receiver enabled, if that is later.
+	// It counts, as minAge does, from when it was redelivered, or its receiver enabled, if
+	// that is later.
 	maxAge = 48 * time.Hour
 )
 

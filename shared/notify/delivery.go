@@ -63,7 +63,12 @@ type Delivery struct {
 	Next time.Time `json:"next,omitzero"`
 	// Tries counts those since it was made, redelivered or, of an Alertmanager's, taken
 	// before or told anew; the one that was taken is among them.
-	Tries      int       `json:"tries"`
+	Tries int `json:"tries"`
+	// Early are those of them that were made before their time, since the receiver was
+	// changed: by them nothing is given up.
+	Early int `json:"early,omitempty"`
+	// Planned is when a webhook's was to be sent that is due since the receiver was changed.
+	Planned    time.Time `json:"planned,omitzero"`
 	LastAt     time.Time `json:"last_at,omitzero"`
 	LastStatus int       `json:"last_status,omitempty"` // HTTP; 0: there was no answer
 	LastError  string    `json:"last_error,omitempty"`

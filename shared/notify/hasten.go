@@ -58,7 +58,9 @@ func (s *Service) hasten(ctx context.Context, h *held, r *target, now time.Time)
 		// What cannot be read, or is not where the pointer says, is told when it is due.
 		if d := all[ids[i]]; d != nil && d.pointer() == it.Key && d.Next.After(now) && (d.Waits || !st.Waits) {
 			n := *d
-			n.Next = now
+			if n.Next = now; d.Push == nil && d.Tries > 0 {
+				n.Planned = d.Next
+			}
 			writes = append(writes, moved(d, &n))
 		}
 	}

@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -138,8 +139,8 @@ func stale(r *Receiver, revision int64) error {
 // Update replaces what is said of a receiver, if it is at the revision (0:
 // whichever it is at). Its kind stays. One that is enabled by it is told again, of
 // what happens from then on, and of what was left to send. An Alertmanager is told of
-// all that fires, by what is said now. Errors: alert.Faults, not_found, name_taken,
-// precondition_failed.
+// all that fires, by what is said now. What is said already changes nothing, and makes
+// nothing due. Errors: alert.Faults, not_found, name_taken, precondition_failed.
 func (s *Service) Update(ctx context.Context, call admission.Call, ref string, revision int64, sp Spec) (Receiver, error) {
 	var out Receiver
 	if sp.Secret != "" {
@@ -148,6 +149,7 @@ func (s *Service) Update(ctx context.Context, call admission.Call, ref string, r
 	if err := s.check(&sp); err != nil {
 		return out, err
 	}
+	same := false
 	err := s.change(ctx, func(all []Receiver) ([]Receiver, []ledger.Write, []event.Event, error) {
 		i, err := find(all, ref)
 		if err != nil {
@@ -169,6 +171,10 @@ func (s *Service) Update(ctx context.Context, call admission.Call, ref string, r
 		if was.broken || sp.Enabled == nil || *sp.Enabled {
 			r.Disabled = nil
 		}
+		if same = !was.broken && r.Disabled == was.Disabled && bytes.Equal(sp.said(), was.said()); same {
+			out = was
+			return nil, nil, nil, nil
+		}
 		if r.Active() && !was.Active() {
 			r.EnabledAt = r.UpdatedAt
 		}
@@ -188,6 +194,9 @@ func (s *Service) Update(ctx context.Context, call admission.Call, ref string, r
 		all[i], out = r, r
 		return all, append(writes, wake...), nil, nil
 	})
+	if err == nil && same {
+		err = s.Store.Ledger.Commit(ctx, s.audit(call, "receiver.update", out.ID, http.StatusOK, out.Name))
+	}
 	if err != nil {
 		return out, fmt.Errorf("update receiver: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // Kinds of receivers.
@@ -103,6 +104,20 @@ func (r *Receiver) timeout() time.Duration {
 		return DefaultTimeout
 	}
 	return r.Timeout.D()
+}
+
+// said is what a spec says, in one form: what is absent is as if it were written out.
+func (sp Spec) said() []byte {
+	if sp.Enabled != nil && *sp.Enabled {
+		sp.Enabled = nil
+	}
+	if sp.SendResolved != nil && *sp.SendResolved {
+		sp.SendResolved = nil
+	}
+	if sp.Timeout.D() == DefaultTimeout {
+		sp.Timeout = 0
+	}
+	return record.Encode(sp)
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)

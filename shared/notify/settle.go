@@ -43,11 +43,14 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 	now := s.now()
 	n := *d
 	if d.LastError == "" {
-		n.Tries = 0 // none, or an Alertmanager's that was taken and is told again
+		n.Tries, n.Early = 0, 0 // none, or an Alertmanager's that was taken and is told again
 	}
 	if n.LastStatus, n.LastError = a.status, a.err; !a.notAsked {
 		n.Tries++
 		n.LastAt = now
+	}
+	if n.Planned = (time.Time{}); isAhead(d.Planned, now) {
+		n.Early++
 	}
 	switch {
 	case a.taken() && d.Push != nil && d.Push.EndsAt == nil:
@@ -55,7 +58,7 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 	case a.taken():
 		n.State, n.Next, n.DoneAt = Delivered, time.Time{}, now
 	default:
-		n.Next = s.nextTry(r, &n, now, a.pause)
+		n.Next = s.nextTry(r, &n, now, a.pause, d.Planned)
 		if isAhead(a.until, now) && !n.Next.IsZero() { // one that failed is asked again then
 			if n.Next = a.until; len(r.URLs) > 1 { // and others are told each minute
 				n.Next = sooner(n.Next, now.Add(resend))
@@ -134,9 +137,10 @@ func (s *Service) spread(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.9 + 0.2*s.random()))
 }
 
-// nextTry is when to try again, or zero when that was the last time.
-func (s *Service) nextTry(r *target, d *Delivery, now time.Time, pause time.Duration) time.Time {
-	wait := resend
+// nextTry is when to try again, or zero when that was the last time. One that was tried
+// before the time that was planned is tried then.
+func (s *Service) nextTry(r *target, d *Delivery, now time.Time, pause time.Duration, planned time.Time) time.Time {
+	wait := s.spread(resend)
 	later := func(began time.Time) time.Time {
 		return slices.MaxFunc([]time.Time{began, d.RedeliveredAt, r.EnabledAt}, time.Time.Compare)
 	}
@@ -145,13 +149,16 @@ func (s *Service) nextTry(r *target, d *Delivery, now time.Time, pause time.Dura
 			return time.Time{}
 		}
 		if d.Tries > 0 && d.Tries <= len(pauses) {
-			wait = min(wait, pauses[d.Tries-1])
+			wait = s.spread(min(resend, pauses[d.Tries-1]))
 		}
 	} else {
-		if d.Tries > len(pauses) || now.Sub(later(d.CreatedAt)) > maxAge {
+		age, n := now.Sub(later(d.CreatedAt)), d.Tries-d.Early
+		if n > len(pauses) && age >= minAge || age > maxAge {
 			return time.Time{}
 		}
-		wait = pauses[d.Tries-1]
+		if wait = s.spread(pauses[min(n, len(pauses))-1]); isAhead(planned, now) {
+			wait = max(planned.Sub(now), s.spread(pauses[0]))
+		}
 	}
-	return now.Add(max(s.spread(wait), min(pause, maxHold))).Truncate(time.Millisecond)
+	return now.Add(max(wait, min(pause, maxHold))).Truncate(time.Millisecond)
 }

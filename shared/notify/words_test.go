@@ -309,7 +309,7 @@ func TestChangeHastens(t *testing.T) {
 		t.Fatalf("%d wait", len(d))
 	}
 	asks = false
-	p.change(&r, func(sp *Spec) { sp.Labels = nil })
+	p.change(&r, func(sp *Spec) { sp.Timeout = alert.Duration(MaxTimeout) })
 	p.run()
 	if n := len(am.firing(p.clock())); n != len(alerts)-len(over) {
 		t.Errorf("%d fire there, want %d", n, len(alerts)-len(over))
