@@ -178,13 +178,20 @@ func (c RequestCancel) apply(tx *transaction) error {
 }
 
 // LoseLease: the lease and one call deadline have run out and no outcome came.
-type LoseLease struct{}
+type LoseLease struct {
+	// Away is since when, at the latest, the plane itself did not look after the
+	// operation. Zero: it did.
+	Away time.Time
+}
 
-func (LoseLease) apply(tx *transaction) error {
+func (c LoseLease) apply(tx *transaction) error {
 	if tx.s.Lease == nil || !tx.s.Phase.Leasable() {
 		return ErrNoChange
 	}
 	detail := fmt.Sprintf("agent %s was not heard of", tx.s.Lease.Agent)
+	if !c.Away.IsZero() {
+		detail = fmt.Sprintf("%s, and could not hear of agent %s", tx.away(c.Away), tx.s.Lease.Agent)
+	}
 	tx.forget(detail)
 	tx.endLease("lease_lost")
 	at := tx.at

@@ -1,11 +1,22 @@
 package operation
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Expire: the deadline has passed and no agent can act on it any more.
-type Expire struct{}
+type Expire struct {
+	// Away is since when, at the latest, the plane itself did not look after the
+	// operation: it was not running, or far behind. Zero: it did.
+	Away time.Time
+}
 
-func (Expire) apply(tx *transaction) error {
+// takesOver is how long a lost lease may be without a holder though other agents are
+// there: a doorbell is on its way to them, or they wait to try the plane again.
+const takesOver = 20 * time.Second
+
+func (c Expire) apply(tx *transaction) error {
 	if tx.s.Phase.Terminal() {
 		return ErrTerminal
 	}
@@ -19,19 +30,29 @@ func (Expire) apply(tx *transaction) error {
 		detail += " in step " + p.Step + ": " + p.Message
 		told = ", mend what it waited for"
 	}
-	silent := tx.silent()
+	silent, gone := tx.silent(), "the deadline passed and its agent was not heard of"
 	switch {
+	case tx.s.Lease != nil && !c.Away.IsZero():
+		gone = fmt.Sprintf("%s, and could not hear of agent %s", tx.away(c.Away), silent)
+		detail += "; " + gone
+		next = NextAction{Code: ActEscalate, Text: fmt.Sprintf("find out why the plane was away then%s, and ask again with a later deadline: agent %s may be well", told, silent)}
+	case silent != "" && tx.s.Lease == nil && tx.sinceLost() < takesOver:
+		detail += fmt.Sprintf("; the lease of agent %s was lost %s before that, too late for another to take over", silent, tx.sinceLost().Round(time.Second))
+		next = NextAction{Code: ActEscalate, Text: fmt.Sprintf("see whether agent %s is online%s, and ask again with a later deadline", silent, told)}
 	case silent != "":
 		detail += fmt.Sprintf("; agent %s was not heard of any more, and no other took over", silent)
 		next = NextAction{Code: ActRecoverAgent, Text: fmt.Sprintf("find out what became of agent %s, bring it or another one back%s, and ask again with a later deadline", silent, told)}
 	case w != nil && w.Code == WaitNoAgent:
 		next = NextAction{Code: ActRecoverAgent, Text: "bring an agent of the cluster back, and ask again with a later deadline"}
+	case !c.Away.IsZero():
+		detail += "; " + tx.away(c.Away)
+		next = NextAction{Code: ActEscalate, Text: "find out why the plane was away then" + told + ", and ask again with a later deadline"}
 	}
 	cause := Cause{ErrorCode: "deadline_exceeded", Detail: detail}
 	if i := tx.firstOpen(); i >= 0 && tx.s.StartedAt != nil {
 		cause.StepID = tx.spec.Steps[i].ID
 	}
-	tx.forget("the deadline passed and its agent was not heard of")
+	tx.forget(gone)
 	tx.endLease("deadline")
 	tx.finish(Result{Outcome: TimedOut, Message: detail, Cause: &cause, Residual: tx.left(), Cleanup: tx.abandoned(), NextAction: &next})
 	return tx.move(TimedOut, ByDeadline, Sweep, "deadline_exceeded", detail)
@@ -47,4 +68,15 @@ func (tx *transaction) silent() string {
 		return tx.s.Assignments[n-1].Agent
 	}
 	return ""
+}
+
+// sinceLost is how long before the deadline the last lease was lost.
+func (tx *transaction) sinceLost() time.Duration {
+	return max(0, tx.s.Deadline.Sub(*tx.s.Assignments[len(tx.s.Assignments)-1].Until))
+}
+
+// away says when the plane did not look after the operation: no agent could tell it
+// anything then.
+func (tx *transaction) away(since time.Time) string {
+	return fmt.Sprintf("the plane did not look after it from %s to %s", since.UTC().Format(time.RFC3339), tx.at.Format(time.RFC3339))
 }

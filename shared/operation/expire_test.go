@@ -3,6 +3,7 @@ package operation
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestADeadAgentIsNamed: where the deadline finds no agent since the one that held the
@@ -39,4 +40,44 @@ func TestADeadAgentIsNamed(t *testing.T) {
 			t.Errorf("%s: %+v, cause %+v", name, r.NextAction, r.Cause)
 		}
 	}
+}
+
+// TestAnAbsentPlaneBlamesNoAgent: while the plane itself is away no agent can be heard of.
+func TestAnAbsentPlaneBlamesNoAgent(t *testing.T) {
+	t.Parallel()
+	held := func() *history { return running(t).told(t, is("look", StepSucceeded), is("evict", StepRunning)) }
+	since := func(h *history) time.Time { return h.at.Add(-3 * time.Minute) }
+	for name, c := range map[string]struct {
+		h         *history
+		act       string
+		away      bool
+		says, not string
+	}{
+		"an agent held it":               {held(), ActEscalate, true, "and could not hear of agent agt_a", "was not heard of"},
+		"nobody had begun it":            {admit(t, testSpec()).after(t, Dispatch{}), ActEscalate, true, "the plane did not look after it", "agt_a"},
+		"no agent was there before":      {admit(t, testSpec()).after(t, Dispatch{&Waiting{Code: WaitNoAgent, Detail: "none online"}}), ActRecoverAgent, true, "none online", "agt_a"},
+		"its agent was silent before":    {held().after(t, LoseLease{}), ActRecoverAgent, true, "agent agt_a was not heard of any more", "could not hear"},
+		"its agent's lease was lost now": {nearly(held()).after(t, LoseLease{}), ActEscalate, false, "too late for another to take over", "was not heard of"},
+	} {
+		var from time.Time
+		if c.away {
+			from = since(c.h)
+		}
+		r := c.h.after(t, Expire{Away: from}).wantPhase(t, TimedOut).s.Result
+		if r.NextAction.Code != c.act || !strings.Contains(r.Cause.Detail, c.says) || strings.Contains(r.Cause.Detail, c.not) {
+			t.Errorf("%s: %+v, cause %+v", name, r.NextAction, r.Cause)
+		}
+	}
+	h := held()
+	from := since(h)
+	h.after(t, LoseLease{Away: from}).wantPhase(t, Reconciling)
+	if last := h.entries[len(h.entries)-1]; !strings.Contains(last.Detail, "the plane did not look after it from "+from.UTC().Format(time.RFC3339)) || strings.Contains(last.Detail, "was not heard of") {
+		t.Errorf("%+v", last)
+	}
+}
+
+// nearly is ten seconds before the deadline.
+func nearly(h *history) *history {
+	h.at = h.s.Deadline.Add(-10 * time.Second)
+	return h
 }

@@ -184,20 +184,18 @@ func (s *Sweep) Operation(ctx context.Context, id string) error {
 			early = !due.IsZero()
 			return nil, nil, nil
 		}
-		past := !st.Deadline.After(now)
+		past, away := !st.Deadline.After(now), s.away(due, now)
 		switch {
 		case st.PlaneLocal:
 			local = true
 			if st.Phase == operation.Pending && past {
-				return operation.Expire{}, nil, nil
+				return operation.Expire{Away: away}, nil, nil
 			}
 			return operation.Ring{}, nil, nil
-		case st.Lease != nil && past:
-			return operation.Expire{}, nil, nil
-		case st.Lease != nil:
-			return operation.LoseLease{}, nil, nil
 		case past:
-			return operation.Expire{}, nil, nil
+			return operation.Expire{Away: away}, nil, nil
+		case st.Lease != nil:
+			return operation.LoseLease{Away: away}, nil, nil
 		case st.Phase == operation.Pending:
 			stuck = true // no feed record told relay of it
 			return nil, nil, nil
@@ -224,6 +222,26 @@ func (s *Sweep) Operation(ctx context.Context, id string) error {
 		return err
 	}
 	return s.Relay.Publish(ctx, []string{id})
+}
+
+// How late a sweep may be and still have been at work all the time: where it runs all
+// the time, and where it is rung or runs each minute.
+const (
+	lateAlways = 5 * time.Second
+	lateRung   = 2 * time.Minute
+)
+
+// away is since when nobody looked after what was due then, if it is too long ago for
+// the sweep to have been at work; zero: it was.
+func (s *Sweep) away(due, now time.Time) time.Time {
+	most := lateAlways
+	if s.Waker != nil {
+		most = lateRung
+	}
+	if now.Sub(due) <= most {
+		return time.Time{}
+	}
+	return due
 }
 
 // agent tells that an agent fell silent, once.
