@@ -149,7 +149,7 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 		if !enough {
 			continue
 		}
-		h.asks.reopen(to, func(w *word) bool { return s.nextTry(r, w.d, now, 0).IsZero() })
+		h.asks.reopen(to, func(w *word) bool { return s.nextTry(r, w.d, now, 0, time.Time{}).IsZero() })
 		if ws := h.asks.next(to, s.pushAtMost()); len(ws) > 0 {
 			s.ask(ctx, h.asks, r, to, ws, now)
 		}
