@@ -26,8 +26,15 @@ func TestRigEtcdHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	watched := make(chan error, 1)
-	go func() { watched <- e.Watch(ctx, func(executor.Delta) {}) }()
+	watched, told := make(chan error, 1), make(chan struct{}, 1)
+	go func() {
+		watched <- e.Watch(ctx, func(executor.Delta) {
+			select {
+			case told <- struct{}{}:
+			default:
+			}
+		})
+	}()
 	defer func() {
 		cancel()
 		<-watched
@@ -37,6 +44,13 @@ func TestRigEtcdHangs(t *testing.T) {
 	}()
 	if _, err := e.Snapshot(ctx); err != nil {
 		t.Fatal(err)
+	}
+	// Over a watch that has brought nothing yet no bookmark is sent.
+	r.Node("later")
+	select {
+	case <-told:
+	case <-time.After(30 * time.Second):
+		t.Fatal("nothing is told of a new node")
 	}
 	defer e.cluster.Pulse.Listen()()
 	await := func(silent bool, most time.Duration) {
