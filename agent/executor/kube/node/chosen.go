@@ -78,7 +78,7 @@ func (x *Drains) Meet(ctx context.Context, n *corev1.Node, pods []*corev1.Pod, l
 		return Met{}, err
 	}
 	for i := range sv.verdicts {
-		sv.verdicts[i].returns = false // there is no cordon to tolerate
+		sv.verdicts[i].returns, sv.verdicts[i].named = false, false // there is no cordon
 	}
 	refused, err := x.e.rehearse(ctx, p, sv)
 	if err != nil {

@@ -49,6 +49,12 @@
 // disturbs as little as it can. The agent's own pod is a wave of its own, the last;
 // when it is all that is left, the lease is handed back once, for another agent.
 //
+// # Pods that come back
+//
+// A pod that came after the plan is evicted as well: the scheduler may not have known of
+// the cordon yet. Where more come of one controller than were there, or they name the
+// node, evictions bring nothing to an end: they back off, and the cause is told (comeback).
+//
 // # Few requests
 //
 // A disruption budget's status says what an eviction would be answered, so one that

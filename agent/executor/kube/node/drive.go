@@ -170,7 +170,7 @@ func (d *drive) ended(l *look) executor.Outcome {
 	}
 	o := executor.Waiting(outcomeCode(h.code), message)
 	if h.act != "" {
-		o.ActionText = h.act
+		o.ActionCode, o.ActionText = operation.ActRestoreDependency, h.act
 	}
 	return o
 }

@@ -20,8 +20,10 @@ type verdict struct {
 	objections []objection
 	// unmanaged: nothing starts the pod again, and the payload allows that.
 	unmanaged bool
-	// returns: a replacement may be placed on this node again.
+	// returns: a replacement may be placed on this node again, and is left alone.
 	returns bool
+	// named: who made the pod named the node, and does so of its replacement.
+	named bool
 }
 
 // objection is one rule that a drain does not break unless its payload says so.
@@ -93,6 +95,7 @@ func (p payload) judge(pods []*corev1.Pod, orphans map[types.UID]bool) []verdict
 		}
 		v.unmanaged = owner == nil || daemon
 		v.returns = !v.unmanaged && v.kind == toEvict && toleratesCordon(pod)
+		v.named = !v.unmanaged && v.kind == toEvict && !v.returns && namesNode(pod)
 		list = append(list, v)
 	}
 	slices.SortFunc(list, func(a, b verdict) int { return p.compare(a.pod, b.pod) })

@@ -271,6 +271,9 @@ func ahead(t *executor.Task, p payload, list []protocol.Blocker) []protocol.Bloc
 		if b.Code == "finalizer" && p.OnDeadline == onDeadlineForce && !t.Assignment.Deadline.IsZero() {
 			out[i].Detail += ", which a finalizer outlasts: the drain ends with the pod still there"
 		}
+		if b.Code == codeReturns && p.OnDeadline == onDeadlineForce && !t.Assignment.Deadline.IsZero() {
+			out[i].Detail += ", and such pods come back all the same"
+		}
 	}
 	return out
 }

@@ -191,7 +191,7 @@ func (d *drive) adopt(ctx context.Context, all bool) *executor.Outcome {
 			continue
 		}
 		if p == nil {
-			p = &planned{uid: v.pod.UID}
+			p = &planned{uid: v.pod.UID, back: !all && s.cameBack(v.pod)}
 			s.plan[v.pod.UID] = p
 		}
 		p.name, p.pod, p.verdict, p.finished, p.isGone = key(v.pod), v.pod, v, v.kind == finished, false

@@ -42,6 +42,7 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 	add := func(p *planned, stage int) {
 		if room > 0 && !p.inFlight {
 			room--
+			d.s.takeTurn(p, now)
 			l.ready = append(l.ready, p)
 			l.force[p] = stage
 		}
@@ -115,6 +116,11 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		case r != nil && d.tooLate(p, force):
 			h = new(r.hold())
 		}
+		if back, wait := d.s.returns(p, now); wait > 0 && (h == nil || force) { // nor is it forced sooner: it would be there again
+			l.holds = append(l.holds, held{*back, "pod/" + p.name, p})
+			l.wake(wait)
+			continue
+		}
 		switch {
 		case h != nil && force && h.code != "api_unavailable":
 			p.heldBy = h.why
@@ -170,6 +176,9 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 		h.since = stayingSince(d.s, p, code)
 		if s := l.services[p.uid]; s != "" {
 			h.why += ", and it still serves requests of service " + s
+		}
+		if back, _ := d.s.returns(p, now); back != nil {
+			l.holds = append(l.holds, held{*back, "pod/" + p.name, p})
 		}
 	}
 	if until := p.pod.DeletionTimestamp.Sub(now); until > 0 { // what is said changes then

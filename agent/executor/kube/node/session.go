@@ -40,6 +40,7 @@ type planned struct {
 	pod      *corev1.Pod // as last seen; nil: it is gone, or was before this lease
 	verdict  verdict
 	wave     int
+	back     bool      // it came after the plan, for one of its controller's that was told to go
 	evicted  time.Time // when the eviction was accepted
 	gone     time.Time
 	isGone   bool
@@ -112,6 +113,7 @@ type session struct {
 	plan   map[types.UID]*planned
 	came   map[types.UID]string   // pods that came after the plan, left alone
 	late   map[types.UID]*planned // that came after the plan, and that the drain may not evict
+	turns  map[types.UID]*turn    // of controllers whose pods come back, by UID
 	// goneAt is when the node was seen to be gone; zero: it is there.
 	goneAt time.Time
 

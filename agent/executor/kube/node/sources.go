@@ -31,7 +31,7 @@ func podsOf(c *cluster.Cluster, node string) follow.Source {
 
 func takePod(o runtime.Object) (string, *corev1.Pod) {
 	p := o.(*corev1.Pod)
-	p.ManagedFields = nil // half of a pod's size, and nobody asks
+	keepBooks(p)
 	return "", p
 }
 

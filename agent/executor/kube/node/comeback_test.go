@@ -1,0 +1,216 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// named is that who made the pod put it on its node by name.
+func named(p *corev1.Pod) {
+	p.ManagedFields = []metav1.ManagedFieldsEntry{
+		{Manager: "kubelet", Subresource: "status", FieldsV1: metav1.NewFieldsV1(`{"f:status":{}}`)},
+		{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{},"f:spec":{"f:nodeName":{},"f:containers":{}}}`)}}
+}
+
+func TestNamesNode(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		change func(p *corev1.Pod)
+		want   bool
+	}{
+		"no books": {func(*corev1.Pod) {}, false},
+		"named":    {named, true},
+		"a label's name": {func(p *corev1.Pod) {
+			p.ManagedFields = books(`{"f:metadata":{"f:labels":{"f:nodeName":{}}},"f:spec":{}}`, "")
+		}, false},
+		"by a subresource": {func(p *corev1.Pod) {
+			p.ManagedFields = books(`{"f:spec":{"f:nodeName":{}}}`, "binding")
+		}, false},
+		"books that nobody can read": {func(p *corev1.Pod) { p.ManagedFields = books(`{"f:nodeName"`, "") }, false},
+	} {
+		p := aPod("a", tt.change)
+		if got := namesNode(p); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+		if _, p = takePod(p); namesNode(p) != tt.want || len(p.ManagedFields) > 1 {
+			t.Errorf("%s: kept %v", name, p.ManagedFields)
+		}
+	}
+}
+
+func books(fields, subresource string) []metav1.ManagedFieldsEntry {
+	return []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1(fields), Subresource: subresource}}
+}
+
+// Who plans a drain is told of pods whose successors come to the node as well.
+func TestNamedNodeIsToldBefore(t *testing.T) {
+	t.Parallel()
+	pods := []*corev1.Pod{aPod("named", named), aPod("placed"), aPod("bare", named, ownedBy("")), aPod("tolerant", named, func(p *corev1.Pod) {
+		p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	})}
+	var got []string
+	for _, b := range Blockers(time.Now)(theNode(false), pods, nil) {
+		got = append(got, b.Code+" "+b.Resource+" "+b.Rule)
+	}
+	want := "unmanaged_pod pod/ns/bare , pods_return pod/ns/named replicaset/ns/web, tolerates_cordon pod/ns/tolerant toleration/node.kubernetes.io/unschedulable"
+	if strings.Join(got, ", ") != want {
+		t.Errorf("told %q", got)
+	}
+}
+
+// Pods of one controller that come back to the cordoned node are evicted at a pace that
+// backs off, in the force window as well, and at the deadline they are the cause. A first
+// one that a scheduler placed may only not have known of the cordon.
+func TestPodsThatComeBack(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		pods    int
+		change  func(p *corev1.Pod)
+		payload string
+		rounds  int // of successors, until none comes any more; 0: they always do
+		// least and most are evictions and deletions in two minutes.
+		least, most int
+		code, says  string
+	}{
+		"named":             {pods: 1, change: named, least: 6, most: 10, code: codeReturns, says: "ReplicaSet ns/web brings its pods back to this node, though it is cordoned, for they name it (spec.nodeName)"},
+		"named, and force":  {pods: 1, change: named, payload: `{"on_deadline":"force","force_window_seconds":60}`, least: 6, most: 12, code: codeReturns, says: "brings its pods back"},
+		"several":           {pods: 4, change: named, least: 8, most: 14, code: codeReturns, says: "brings its pods back"},
+		"a blind scheduler": {pods: 1, change: func(p *corev1.Pod) { p.Spec.SchedulerName = "blind" }, least: 7, most: 11, code: codeReturns, says: "what places them (scheduler blind) does not heed that"},
+		"late for once":     {pods: 12, change: func(*corev1.Pod) {}, rounds: 1, least: 24, most: 24},
+		"for some rounds":   {pods: 1, change: named, rounds: 4, least: 5, most: 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				var pods []*corev1.Pod
+				for i := range tt.pods {
+					pods = append(pods, aPod(fmt.Sprintf("p%d-0", i), tt.change))
+				}
+				b := outcomeSetup(t, pods...)
+				b.task.Assignment.Payload = []byte(tt.payload)
+				var mu sync.Mutex
+				removed := 0
+				succeed := func(name string) {
+					mu.Lock()
+					defer mu.Unlock()
+					removed++
+					line, round, _ := strings.Cut(name, "-")
+					var nr int
+					if _, err := fmt.Sscan(round, &nr); err != nil {
+						t.Error(err)
+					}
+					if nr++; (tt.rounds == 0 || nr <= tt.rounds) && removed < 100 { // far more than any pace allows
+						next := aPod(fmt.Sprintf("%s-%d", line, nr), tt.change)
+						next.Spec.NodeName = "n"
+						if err := b.client.Tracker().Add(next); err != nil {
+							t.Error(err)
+						}
+					}
+					if err := b.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "ns", name); err != nil {
+						t.Error(err)
+					}
+				}
+				b.e.send = func(_ context.Context, ev *policyv1.Eviction) error {
+					if len(ev.DeleteOptions.DryRun) == 0 {
+						succeed(ev.Name)
+					}
+					return nil
+				}
+				b.e.c.Client = deletesPods{b.e.c.Client, succeed}
+				for _, step := range []string{"preflight", "cordon"} {
+					if o := b.run(b.e, step); o.Class != operation.OutcomeDone {
+						t.Fatalf("%s: %+v", step, o)
+					}
+				}
+				told := map[string]protocol.Blocker{}
+				b.task.Blocked = func(now []protocol.Blocker) {
+					for _, x := range now {
+						told[x.Code] = x
+					}
+				}
+				ctx, cancel := b.until(2 * time.Minute)
+				defer cancel()
+				b.task.Step = executor.StepNamed(b.task.Assignment, "evict")
+				o := b.e.drain().Steps["evict"].Execute(ctx, b.task)
+				if o.Class == operation.OutcomeDone {
+					b.task.Step = executor.StepNamed(b.task.Assignment, "wait")
+					o = b.e.drain().Steps["wait"].Execute(ctx, b.task)
+				}
+				if o.ErrorCode != tt.code || !strings.Contains(o.Detail, tt.says) || tt.code != "" && o.ActionCode != operation.ActRestoreDependency {
+					t.Errorf("%+v", o)
+				}
+				if removed < tt.least || removed > tt.most {
+					t.Errorf("%d pods were told to go", removed)
+				}
+				if x := told[codeReturns]; tt.code != "" && (x.Rule != "replicaset/ns/web" || x.Since == nil || !strings.Contains(x.Detail, tt.says)) {
+					t.Errorf("told %+v", told)
+				}
+			})
+		})
+	}
+}
+
+// deletesPods is a client whose deletions of pods are deleted's: a reactor may not change
+// what the fake keeps, for that has the fake's lock.
+type deletesPods struct {
+	kubernetes.Interface
+	deleted func(name string)
+}
+
+func (c deletesPods) CoreV1() typedcorev1.CoreV1Interface {
+	return deletingCore{c.Interface.CoreV1(), c.deleted}
+}
+
+type deletingCore struct {
+	typedcorev1.CoreV1Interface
+	deleted func(name string)
+}
+
+func (c deletingCore) Pods(namespace string) typedcorev1.PodInterface {
+	return deletingPods{c.CoreV1Interface.Pods(namespace), c.deleted}
+}
+
+type deletingPods struct {
+	typedcorev1.PodInterface
+	deleted func(name string)
+}
+
+func (c deletingPods) Delete(_ context.Context, name string, _ metav1.DeleteOptions) error {
+	c.deleted(name)
+	return nil
+}
+
+// A successor is known by the controller of a pod that was told to go.
+func TestCameBack(t *testing.T) {
+	t.Parallel()
+	other := func(p *corev1.Pod) { p.OwnerReferences[0].UID = "other" }
+	s := &session{plan: map[types.UID]*planned{
+		"uid-a": {uid: "uid-a", pod: aPod("a"), isGone: true},
+		"uid-b": {uid: "uid-b", pod: aPod("b", other)},
+		"uid-c": {uid: "uid-c", isGone: true},
+	}}
+	for p, want := range map[*corev1.Pod]bool{aPod("x"): true, aPod("a"): false, aPod("x", other): false, aPod("x", ownedBy("")): false,
+		aPod("x", func(p *corev1.Pod) { p.OwnerReferences[0].Controller = ptr.To(false) }): false} {
+		if got := s.cameBack(p); got != want {
+			t.Errorf("%s of %v: %t", p.Name, p.OwnerReferences, got)
+		}
+	}
+}
