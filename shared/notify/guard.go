@@ -81,17 +81,22 @@ const (
 	perHost        = 8 // requests to one receiver at a time; several may be on one host
 )
 
+// dialer dials for receivers of the kind.
+func (s *Service) dialer(kind, scheme string) *net.Dialer {
+	return &net.Dialer{Timeout: MaxTimeout, Resolver: s.resolver, ControlContext: s.rules().control(kind, scheme == "http")}
+}
+
 // client returns what sends to receivers of the kind. A connection is used again
-// by what may dial it only.
+// by what may dial it only. A try has its receiver's timeout, for all of it (see post); a
+// dial that outlasts it has no try to end it, so it ends by itself.
 func (s *Service) client(kind, scheme string) *http.Client {
 	s.once.Do(func() {
 		s.clients = map[string]*http.Client{}
 		for _, k := range []string{KindWebhook, KindAlertmanager} {
 			for _, sch := range []string{"http", "https"} {
-				d := &net.Dialer{Timeout: 10 * time.Second, Resolver: s.resolver, ControlContext: s.rules().control(k, sch == "http")}
 				s.clients[k+" "+sch] = &http.Client{
 					// No proxy: it would dial in the guard's place.
-					Transport: &http.Transport{DialContext: d.DialContext, TLSHandshakeTimeout: 10 * time.Second, MaxResponseHeaderBytes: maxHeaderBytes,
+					Transport: &http.Transport{DialContext: s.dialer(k, sch).DialContext, TLSHandshakeTimeout: MaxTimeout, MaxResponseHeaderBytes: maxHeaderBytes,
 						IdleConnTimeout: maxIdle, MaxIdleConnsPerHost: perHost, DisableCompression: true,
 						TLSClientConfig: s.tls()},
 					CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
