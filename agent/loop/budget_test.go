@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,8 +37,8 @@ func TestBudgetOverLeases(t *testing.T) {
 		{"the claim's attempt counts once", once, []string{again, done}, operation.Succeeded, 2, 2, ""},
 		{"used up in one lease", once, []string{again, again, done}, operation.Failed, 2, 2, "busy"},
 		{"used up in two", once, []string{unknown, again, done}, operation.Failed, 2, 2, "busy"},
-		{"nothing left for the second", once, []string{again, unknown, done}, operation.Failed, 2, 2, codeExhausted},
-		{"nothing left for the third", once, []string{unknown, unknown, done}, operation.Failed, 2, 2, codeExhausted},
+		{"nothing left for the second", once, []string{again, unknown, done}, operation.Failed, 2, 2, "busy"},
+		{"nothing left for the third", once, []string{unknown, unknown, done}, operation.Failed, 2, 2, "busy"},
 		{"the last one works", once, []string{unknown, done}, operation.Succeeded, 2, 2, ""},
 		{"waiting is no failure", once, []string{waits, waits, unknown, waits, waits, done}, operation.Succeeded, 6, 2, ""},
 		{"safe to replay: by the lease", safe, []string{unknown, again, done}, operation.Succeeded, 3, 3, ""},
@@ -68,6 +69,9 @@ func TestBudgetOverLeases(t *testing.T) {
 					if s.Result.Cause.ErrorCode != tc.code || s.Result.Cause.StepID == "" || s.Result.Retryable != plan[len(plan)-2].ReplaySafe {
 						t.Errorf("cause %+v, retryable %v", s.Result.Cause, s.Result.Retryable)
 					}
+					if s.Result.NextAction.Text == "" {
+						t.Errorf("next %+v", s.Result.NextAction)
+					}
 					phases := b.plane.phases(op)
 					if diff := cmp.Diff([]string{"reset:failed", "verify:skipped"}, phases[len(phases)-2:]); diff != "" {
 						t.Error(diff)
@@ -75,5 +79,40 @@ func TestBudgetOverLeases(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestUsedUpNamesWhatItMet: where no attempt is left, what the last one met is the cause,
+// though a probe has found since that it may be tried again, and somebody is told what to
+// do about it.
+func TestUsedUpNamesWhatItMet(t *testing.T) {
+	for name, tc := range map[string]struct {
+		out       executor.Outcome
+		untold    bool // the plane does not tell what it met
+		code, act string
+	}{
+		"a lost answer":  {out: executor.Ambiguous("create job: failed calling webhook gate"), code: "answer_lost", act: operation.ActEscalate},
+		"a known code":   {out: executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: "no_pod", Detail: "failed calling webhook gate"}, code: "no_pod", act: operation.ActRestoreDependency},
+		"an older plane": {out: executor.Ambiguous("create job: failed calling webhook gate"), untold: true, code: codeExhausted, act: operation.ActEscalate},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bench) {
+				b.exec.execute["reset"] = func(context.Context, *executor.Task) executor.Outcome { return tc.out }
+				b.plane.locked(func() { b.plane.untold = tc.untold })
+				b.start()
+				op := b.plane.submit("budget", time.Hour, step("reset", effect, firm, func(s *operation.PlanStep) { s.ReplaySafe, s.MaxAttempts = false, 2 }))
+				s := b.plane.ended(t, op, 10*time.Minute)
+				if s.Phase != operation.Failed || len(s.Steps[0].Attempts) != 2 {
+					t.Fatalf("ended %s after %d attempts", s.Phase, len(s.Steps[0].Attempts))
+				}
+				c, next := s.Result.Cause, s.Result.NextAction
+				if c.ErrorCode != tc.code || !strings.Contains(c.Detail, "its 2 attempts were used up") || strings.Contains(c.Detail, "webhook gate") == tc.untold {
+					t.Errorf("cause %+v", c)
+				}
+				if s.Result.Retryable || next.Code != tc.act || !strings.HasSuffix(next.Text, "ask for a new operation") {
+					t.Errorf("retryable %v, next %+v", s.Result.Retryable, next)
+				}
+			})
+		})
 	}
 }

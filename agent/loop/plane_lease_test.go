@@ -43,7 +43,10 @@ func (p *plane) claim(req protocol.ClaimRequest, c protocol.Claim) protocol.Clai
 	}
 	for i, st := range op.Spec.Steps {
 		a.Steps = append(a.Steps, protocol.Step{PlanStep: st, Phase: s.Steps[i].Phase, Attempts: len(s.Steps[i].Attempts),
-			ErrorCode: s.Steps[i].ErrorCode, Detail: s.Steps[i].Detail, Resolved: s.Steps[i].Resolved != nil})
+			ErrorCode: s.Steps[i].ErrorCode, Detail: s.Steps[i].Detail, Failure: s.Steps[i].LastFailure(), Resolved: s.Steps[i].Resolved != nil})
+		if p.untold {
+			a.Steps[i].Failure = nil
+		}
 		if !a.Probe && s.Steps[i].Phase == operation.StepRunning {
 			a.StartedStep = st.ID
 		}

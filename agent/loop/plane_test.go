@@ -48,6 +48,7 @@ type plane struct {
 	events     map[int64]protocol.Event
 	through    int64
 	preview    map[string]protocol.PreviewAnswer
+	untold     bool // assignments do not tell what attempts failed with
 	buried     []string
 }
 

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -159,8 +160,7 @@ func (r *run) step(ctx context.Context, s *stepState, interruptible bool) *end {
 	}
 	most, spent := max(s.MaxAttempts, 1), s.spent()
 	if spent >= most {
-		return r.exhausted(s, executor.Outcome{Class: operation.OutcomePermanent, ErrorCode: codeExhausted,
-			Detail: fmt.Sprintf("its %d attempts were used up under earlier leases", most)})
+		return r.exhausted(s, usedUp(s, most))
 	}
 	for try := 1; ; try++ {
 		if e := r.begin(ctx, s, interruptible); e != nil {
@@ -224,6 +224,20 @@ func (s *stepState) spent() int {
 		return max(s.Attempts-1, 0)
 	}
 	return s.Attempts
+}
+
+// usedUp is the outcome of a step whose budget earlier leases used up: what the last of
+// its attempts met is the cause, with the advice of its code.
+func usedUp(s *stepState, most int) executor.Outcome {
+	code, why := codeExhausted, fmt.Sprintf("its %d attempts were used up under earlier leases", most)
+	if f := s.Failure; f != nil { // else a plane of before does not tell
+		code, why = f.ErrorCode, fmt.Sprintf("%s (%s)", cmp.Or(f.Detail, f.ErrorCode), why)
+	}
+	out := executor.Permanent(code, why)
+	if out.ActionText == "retry" { // there is no advice, and this is what cannot be done
+		out.ActionCode, out.ActionText = operation.ActEscalate, "read the cause and the journal, mend what its attempts met, then ask for a new operation"
+	}
+	return out
 }
 
 // exhausted fails a step whose budget is used up. A person's retry is of use

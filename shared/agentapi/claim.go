@@ -113,7 +113,7 @@ func (s *Service) assignment(op *operation.Operation) *protocol.Assignment {
 	}
 	for i, p := range sp.Steps {
 		a.Steps = append(a.Steps, protocol.Step{PlanStep: p, Phase: st.Steps[i].Phase, Attempts: st.Steps[i].LastAttempt(), Resolved: st.Steps[i].Resolved != nil,
-			ErrorCode: st.Steps[i].ErrorCode, Detail: st.Steps[i].Detail})
+			ErrorCode: st.Steps[i].ErrorCode, Detail: st.Steps[i].Detail, Failure: st.Steps[i].LastFailure()})
 		if !a.Probe && st.Steps[i].Phase == operation.StepRunning {
 			a.StartedStep = p.ID
 		}

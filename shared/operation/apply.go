@@ -203,7 +203,7 @@ func (tx *transaction) forget(detail string) {
 			if !tx.spec.Steps[i].Effect {
 				phase = StepPending // it only reads: nothing can be left behind
 			}
-			tx.setStep(i, phase, OutcomeAmbiguous, "lease_lost", detail, "")
+			tx.setStep(i, phase, OutcomeAmbiguous, codeLeaseLost, detail, "")
 		}
 	}
 }

@@ -178,6 +178,13 @@ func (tx *transaction) end(f Final) error {
 	default:
 		return fmt.Errorf("%w: outcome %q", ErrInvalidReport, f.Outcome)
 	}
+	if n := r.NextAction; n != nil && n.Text == "" { // whoever gave the code had no words for it
+		text := "read the cause and the journal"
+		if n.Code == ActRetry {
+			text = "retry"
+		}
+		r.NextAction = &NextAction{Code: n.Code, Text: text}
+	}
 	again := "ask for a new operation"
 	if r.Outcome == TimedOut {
 		again = "ask again with a later deadline"

@@ -86,6 +86,9 @@ type Step struct {
 	// ErrorCode and Detail say why a step failed under an earlier lease.
 	ErrorCode string `json:"error_code,omitempty"`
 	Detail    string `json:"detail,omitempty"`
+	// Failure is the last attempt of it that failed, in whatever run: the cause where
+	// no attempt is left. The rule is operation.StepState.LastFailure.
+	Failure *operation.Attempt `json:"failure,omitempty"`
 	// Resolved: a person settled that the step never took effect; it is not
 	// probed, since no probe could tell.
 	Resolved bool `json:"resolved,omitempty"`
