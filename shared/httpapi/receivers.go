@@ -73,7 +73,7 @@ type receiverView struct {
 	UpdatedAt    time.Time            `json:"updated_at"`
 	UpdatedBy    operation.Actor      `json:"updated_by"`
 	Secret       *string              `json:"secret,omitempty" doc:"Shown once, by what makes it"`
-	Warnings     []string             `json:"warnings" nullable:"false" doc:"What its matchers name that there is not, of rules and clusters, and what a change that leaves it is refused for"`
+	Warnings     []string             `json:"warnings" nullable:"false" doc:"What its matchers name that there is not, of rules and clusters, who tells the same Alertmanager under the same labels, and what a change that leaves it is refused for"`
 	Links        receiverLinks        `json:"links"`
 }
 
@@ -81,8 +81,8 @@ type receiverLinks struct {
 	Deliveries string `json:"deliveries"`
 }
 
-// viewReceiver is the receiver as it is shown.
-func (a *API) viewReceiver(r notify.Receiver, held []notify.Held, all present) receiverView {
+// viewReceiver is the receiver, which is one of several, as it is shown.
+func (a *API) viewReceiver(r notify.Receiver, of []notify.Receiver, held []notify.Held, all present) receiverView {
 	timeout := r.Timeout
 	if timeout == 0 {
 		timeout = alert.Duration(notify.DefaultTimeout)
@@ -96,6 +96,9 @@ func (a *API) viewReceiver(r notify.Receiver, held []notify.Held, all present) r
 	}
 	v.Warnings = append(v.Warnings, alert.MatchersWithout(r.Matchers, all.rules)...)
 	v.Warnings = append(v.Warnings, alert.ClustersWithout(r.Matchers, all.clusters)...)
+	for _, name := range r.Doubles(of) {
+		v.Warnings = append(v.Warnings, fmt.Sprintf("receiver %s tells the same Alertmanager of alerts under the same labels: one that either ends, ends there for both", name))
+	}
 	for _, f := range a.cfg.Receivers.Outdated(r) {
 		v.Warnings = append(v.Warnings, fmt.Sprintf("a change is refused that leaves %s: %s", f.Pointer, f.Detail))
 	}
@@ -117,7 +120,11 @@ func (a *API) answerReceiver(ctx context.Context, rq *request, r notify.Receiver
 	if err != nil {
 		return nil, err
 	}
-	out := &receiverOutput{ETag: strconv.Quote(strconv.FormatInt(r.Revision, 10)), Body: a.viewReceiver(r, held[r.ID], all)}
+	of, err := a.cfg.Receivers.Receivers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &receiverOutput{ETag: strconv.Quote(strconv.FormatInt(r.Revision, 10)), Body: a.viewReceiver(r, of, held[r.ID], all)}
 	out.Body.Secret = orNull(secret)
 	return out, nil
 }
@@ -190,7 +197,7 @@ func (a *API) listReceivers(ctx context.Context, rq *request, in *struct{ PageIn
 			next = encodeCursor(key, items[len(items)-1].Name)
 			break
 		}
-		items = append(items, a.viewReceiver(r, held[r.ID], there))
+		items = append(items, a.viewReceiver(r, all, held[r.ID], there))
 	}
 	return &listOutput[receiverView]{Body: newList(items, next)}, nil
 }

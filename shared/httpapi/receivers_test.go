@@ -171,7 +171,7 @@ func TestWarningsOfReceivers(t *testing.T) {
 	t.Parallel()
 	p := setup(t, func(c *Config) { c.Receivers = &notify.Service{Store: c.Store, Logger: c.Logger} })
 	body := func(name string, ms []m) m {
-		return m{"name": name, "kind": "alertmanager", "urls": []string{"https://am.example.com"}, "labels": m{"plane": "eu"}, "matchers": ms}
+		return m{"name": name, "kind": "alertmanager", "urls": []string{"https://" + name + ".example.com"}, "labels": m{"plane": "eu"}, "matchers": ms}
 	}
 	p.do("admin", "POST", "/v1/receivers", body("xid", matcher("rule", "=", "fatal-xidd"))).want(201).warns("there is no rule fatal-xidd")
 	p.do("admin", "POST", "/v1/receivers", body("team", matcher("labels.team", "=", "nosuch"))).want(201).warns(`has labels.team = "nosuch"`)
@@ -190,6 +190,18 @@ func TestWarningsOfReceivers(t *testing.T) {
 	p.do("admin", "GET", "/v1/receivers/xid", nil).want(200).warns()
 	p.do("admin", "PUT", "/v1/rules/mine", `{"name":"ours","on":["node.left"]}`).want(200)
 	p.do("admin", "GET", "/v1/receivers/xid", nil).want(200).warns("there is no rule mine")
+
+	// Two that are one to an Alertmanager.
+	same := body("same", nil)
+	same["urls"] = []string{"https://ALL.example.com/"}
+	p.do("admin", "POST", "/v1/receivers", same).want(201).warns("receiver all tells the same Alertmanager")
+	p.do("admin", "GET", "/v1/receivers/all", nil).want(200).warns("receiver same tells the same Alertmanager")
+	if got := p.do("admin", "GET", "/v1/receivers", nil).want(200); strings.Count(got.raw, "the same Alertmanager") != 2 {
+		t.Errorf("the list: %s", got.raw)
+	}
+	same["labels"] = m{"plane": "us"}
+	p.do("admin", "PUT", "/v1/receivers/same", same).want(200).warns()
+	p.do("admin", "GET", "/v1/receivers/all", nil).want(200).warns()
 
 	// One of a cluster that is deleted.
 	p.do("admin", "POST", "/v1/receivers", body("west", matcher("cluster", "=", p.other.ID))).want(201).warns()

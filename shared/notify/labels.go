@@ -90,3 +90,23 @@ func pushID(receiver string, labels map[string]string) string {
 	}
 	return id.Derive(id.Delivery, receiver, "labels", string(b))
 }
+
+// Doubles are the names of those of the receivers that tell an Alertmanager of the
+// receiver's, too, under the same labels: to it, their alerts and the receiver's are the
+// same.
+func (r *Receiver) Doubles(all []Receiver) []string {
+	var out []string
+	mine := r.endpoints()
+	for i := range all {
+		o := &all[i]
+		if o.ID == r.ID || o.Kind != KindAlertmanager || r.Kind != KindAlertmanager || !o.Active() || !r.Active() || !maps.Equal(o.Labels, r.Labels) {
+			continue
+		}
+		if slices.ContainsFunc(o.endpoints(), func(e endpoint) bool {
+			return slices.ContainsFunc(mine, func(m endpoint) bool { return samePlace(m.url) == samePlace(e.url) })
+		}) {
+			out = append(out, o.Name)
+		}
+	}
+	return out
+}

@@ -212,3 +212,37 @@ func TestLateResolve(t *testing.T) {
 		})
 	}
 }
+
+// TestDoubles: two receivers that tell one Alertmanager under the same labels know of each
+// other, while both are told of alerts.
+func TestDoubles(t *testing.T) {
+	t.Parallel()
+	off := false
+	r := Receiver{ID: "rcv_1", Spec: Spec{Name: "r", Kind: KindAlertmanager, URLs: []string{"https://am.example/x", "https://b.example"}, Labels: map[string]string{"plane": "eu"}}}
+	for name, c := range map[string]struct {
+		with func(o *Receiver)
+		is   bool
+	}{
+		"same":           {func(*Receiver) {}, true},
+		"itself":         {func(o *Receiver) { o.ID = r.ID }, false},
+		"written other":  {func(o *Receiver) { o.URLs = []string{"HTTPS://AM.example:443/x/"} }, true},
+		"another path":   {func(o *Receiver) { o.URLs = []string{"https://am.example/y"} }, false},
+		"one of several": {func(o *Receiver) { o.URLs = []string{"https://c.example", "https://b.example/"} }, true},
+		"other labels":   {func(o *Receiver) { o.Labels = map[string]string{"plane": "us"} }, false},
+		"no labels":      {func(o *Receiver) { o.Labels = nil }, false},
+		"not enabled":    {func(o *Receiver) { o.Enabled = &off }, false},
+		"disabled":       {func(o *Receiver) { o.Disabled = &Disabled{} }, false},
+		"a webhook":      {func(o *Receiver) { o.Kind, o.URL = KindWebhook, r.URLs[0] }, false},
+	} {
+		o := r
+		o.ID, o.Name = "rcv_2", "o"
+		c.with(&o)
+		all := []Receiver{r, o}
+		if got := r.Doubles(all); slices.Equal(got, []string{"o"}) != c.is {
+			t.Errorf("%s: %v", name, got)
+		}
+		if got := o.Doubles(all); slices.Equal(got, []string{"r"}) != c.is {
+			t.Errorf("%s, of the other: %v", name, got)
+		}
+	}
+}
