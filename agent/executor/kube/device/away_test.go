@@ -2,6 +2,7 @@ package device
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,4 +115,33 @@ func TestNodeComesBack(t *testing.T) {
 		cancel()
 		<-over
 	})
+}
+
+// TestNodeGoneBeforeAnyReset: what became of a reset that was begun cannot be read from a
+// node that is gone. Of one that never was there is nothing to wait for: its preflight
+// says that the node is gone.
+func TestNodeGoneBeforeAnyReset(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		attempts   int
+		generation int64
+		want       operation.StepPhase
+	}{
+		"never begun":                   {0, 1, operation.StepPending},
+		"begun":                         {1, 2, operation.StepUnknown},
+		"restored: it may have been so": {0, 1_000_002, operation.StepUnknown},
+	} {
+		e, client, _ := fakes(t)
+		if err := client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", fakeNode); err != nil {
+			t.Fatal(err)
+		}
+		task := stepTask("op_a", 1, c.generation)
+		task.Step.Attempts = c.attempts
+		if f := e.probeReset(t.Context(), task); f.Phase != c.want || !strings.Contains(f.Detail, "is gone") {
+			t.Errorf("%s: %+v", name, f)
+		}
+		if o := e.step(e.preflight)(t.Context(), task); o.Class != operation.OutcomePermanent || o.ErrorCode != report.CodeGone {
+			t.Errorf("%s: the preflight: %+v", name, o)
+		}
+	}
 }

@@ -165,6 +165,8 @@ func (e *devices) probeMark(ctx context.Context, t *executor.Task, d target, res
 	switch {
 	case err != nil:
 		return cluster.Unread(err)
+	case away != nil && away.code == report.CodeGone && t.Step.Attempts == 0 && !operation.FromBackup(t.Assignment.Generation):
+		return executor.ToRun(away.why + ": the preflight says so") // no reset was begun, and there is nothing to wait for
 	case away != nil && away.code == report.CodeGone:
 		return executor.Unknown(away.code, away.why+": what became of the reset cannot be read any more")
 	case away != nil:
