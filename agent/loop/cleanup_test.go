@@ -61,7 +61,7 @@ func TestCutOffLeavesItsCleanup(t *testing.T) {
 					b.plane.ring(op, protocol.KindAttention)
 				}
 				b.plane.wait(t, 20*time.Second, "silence is told", func() bool { return standing(b.plane.ops[op].State) != nil })
-				cut, within := time.Now(), holdUnknown+incompatibleFor+5*time.Second
+				cut, within := time.Now(), holdUnknown+executor.HandBackFor+2*cutOffPoll
 				if tc.alone {
 					time.Sleep(10 * time.Minute)
 					if s := b.plane.state(op); s.Generation < 6 || s.Generation > 9 || standing(s) == nil || s.Phase.Terminal() {

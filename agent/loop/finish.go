@@ -130,6 +130,10 @@ func (r *run) observe(ctx context.Context, f *protocol.Final) {
 		return
 	case protocol.FinalTimedOut:
 		within = observeAtDeadline
+	case protocol.FinalCancelled:
+		if r.untouched() {
+			within = observeUntouched
+		}
 	}
 	if ctx.Err() != nil {
 		return

@@ -209,6 +209,9 @@ func (r *run) interrupted(ctx context.Context, interruptible bool) *end {
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
+	if errors.Is(err, errCut) { // by what is asked for below
+		err = nil
+	}
 	r.mu.Lock()
 	cancelled, stopped, left := r.cancelled, r.stopped, r.left
 	r.mu.Unlock()

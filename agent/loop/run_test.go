@@ -358,7 +358,7 @@ func TestCancelWaitsForAFirmStep(t *testing.T) {
 		b.start()
 		// The cancel comes while a step that ignores it runs, so that it is still
 		// pending when the firm one would start: it must not.
-		op := b.plane.submit("firm", time.Hour, step("wait"), step("reset", effect, firm), step("verify"))
+		op := b.plane.submit("firm", time.Hour, step("wait", effect), step("reset", effect, firm), step("verify"))
 		<-running
 		b.plane.cancel(t, op)
 		b.plane.ring(op, protocol.KindAttention)

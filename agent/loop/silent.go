@@ -77,6 +77,7 @@ func (r *run) outwaits(ctx context.Context, s *stepState, boundary <-chan struct
 		return ctx, func() {}
 	}
 	within, cut := context.WithCancelCause(ctx)
+	r.cutsShort(within, cut, s, boundary)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.outwaiting, r.cut = s, cut

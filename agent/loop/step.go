@@ -287,7 +287,7 @@ func (r *run) executeWaiting(ctx context.Context, s *stepState, boundary <-chan 
 	defer over()
 	for try := 1; ; try++ {
 		began := r.agent.now()
-		out := r.execute(ctx, s, s.Attempts, boundary)
+		out := asCut(ctx, r.execute(ctx, s, s.Attempts, boundary))
 		if unanswered(out) {
 			r.silent(s, began, out)
 			if out.Class == operation.OutcomeTransient && !s.Effect { // it only reads: the deadline alone bounds it
