@@ -21,10 +21,12 @@ type hold struct {
 
 // Held is an endpoint of a receiver that fails, or asked for a pause.
 type Held struct {
-	URL   string    `json:"url"`
-	Fails int       `json:"fails" doc:"How often in a row it took nothing; 0: it did, and asked for a pause"`
-	Until time.Time `json:"until" doc:"Until when nothing is sent there"`
-	Error string    `json:"error" doc:"The last"`
+	URL   string `json:"url"`
+	Fails int    `json:"fails" doc:"How often in a row it took nothing; 0: it did, and asked for a pause"`
+	// Until is nil where the pause is over, and whether it takes messages again is being
+	// tried.
+	Until *time.Time `json:"until" doc:"Until when nothing is sent there; null: it is being tried again"`
+	Error string     `json:"error" doc:"The last"`
 }
 
 // endpoint is a URL that messages go to, and its name in what is told of it: a URL may hold
@@ -132,7 +134,7 @@ func (s *Service) Holds(ctx context.Context, rs ...Receiver) (map[string][]Held,
 	if err != nil {
 		return nil, fmt.Errorf("read lanes: %w", err)
 	}
-	out := map[string][]Held{}
+	out, now := map[string][]Held{}, s.now()
 	for i := range rs {
 		r := &rs[i]
 		it, ok := items[record.LaneKey(r.ID)]
@@ -144,8 +146,13 @@ func (s *Service) Holds(ctx context.Context, rs ...Receiver) (map[string][]Held,
 			continue
 		}
 		for _, to := range r.endpoints() {
-			if is, ok := l.Holds[to.url]; ok && (is.Fails > 0 || isAhead(is.Until, s.now())) {
-				out[r.ID] = append(out[r.ID], Held{URL: to.url, Fails: is.Fails, Until: is.Until, Error: is.Error})
+			is, ok := l.Holds[to.url]
+			one := Held{URL: to.url, Fails: is.Fails, Error: is.Error}
+			if until := l.heldUntil(to, now); !until.IsZero() {
+				one.Until = &until
+			}
+			if ok && (is.Fails > 0 || one.Until != nil) {
+				out[r.ID] = append(out[r.ID], one)
 			}
 		}
 	}

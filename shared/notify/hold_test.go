@@ -142,3 +142,43 @@ func TestStreamAheadAtAnAlertmanager(t *testing.T) {
 		}
 	}
 }
+
+// TestHeldWhileTried: what is said of an endpoint that fails has no time that is over.
+func TestHeldWhileTried(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	again := make(chan struct{})
+	s := newSite(t, p, func(w http.ResponseWriter, r *http.Request, n int) {
+		if n > 1 {
+			select {
+			case <-again:
+			case <-r.Context().Done():
+			}
+		}
+		w.WriteHeader(500)
+	})
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL, Timeout: alert.Duration(MaxTimeout)})
+	held := func(when string, fails int, is bool) {
+		t.Helper()
+		all, err := p.Holds(t.Context(), r)
+		if err != nil || len(all[r.ID]) != 1 {
+			t.Fatalf("%s: %+v, %v", when, all, err)
+		}
+		if h := all[r.ID][0]; h.Fails != fails || (h.Until != nil) != is || is && !h.Until.After(p.clock()) {
+			t.Errorf("%s: %+v, until %v", when, h, h.Until)
+		}
+	}
+	p.tell(alert.TypeFiring, p.alert("hot"))
+	p.run()
+	held("it failed", 1, true)
+	p.advance(6 * time.Second)
+	held("it is due again", 1, false)
+	done := p.delivering(r)
+	eventually(t, "it is asked again", func() bool { return len(s.all()) == 2 })
+	held("it is asked again", 1, false)
+	close(again)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	held("it failed again", 2, true)
+}
