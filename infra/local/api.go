@@ -25,7 +25,7 @@ func (e *Engine) newAPI() (*httpapi.API, error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	e.register(reg)
-	reg.MustRegister(&workload{store: e.Store, depth: e.queue.Depth}, eventMetrics{e}, notifyMetrics{e})
+	reg.MustRegister(&workload{store: e.Store, depth: e.queue.Depth, oldest: e.Receivers.OldestWaiting}, eventMetrics{e}, notifyMetrics{e})
 	metrics, err := prom.New(reg)
 	if err != nil {
 		return nil, err

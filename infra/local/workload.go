@@ -19,11 +19,13 @@ const (
 	workloadTime = 2 * time.Second
 )
 
-// workload measures operations, queues, agents and dead letters when the metrics
+// workload measures operations, queues, agents, dead letters and what waits to be told, when the metrics
 // are read. What cannot be read is left out of that answer.
 type workload struct {
 	store *record.Store
 	depth func(ctx context.Context, queue string) (int, error)
+	// oldest is how long a receiver has been waited for (notify.Service.OldestWaiting).
+	oldest func(ctx context.Context) (time.Duration, error)
 
 	mu   sync.Mutex
 	at   time.Time
@@ -39,11 +41,12 @@ var (
 	depthDesc  = describe("queue_depth", "Doorbells that wait in a cluster's queue.", "cluster")
 	onlineDesc = describe("agents_online", "Agents of a cluster that were heard of lately.", "cluster")
 	deadDesc   = describe("dead_letters", "Messages that were put aside and not sent again; 5,000 are looked at.")
+	oldestDesc = describe("notify_oldest_waiting_seconds", "How long the message has waited that has waited longest for a receiver to take it; 100 of each receiver are looked at.")
 )
 
 // Describe implements prometheus.Collector.
 func (w *workload) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{liveDesc, depthDesc, onlineDesc, deadDesc} {
+	for _, d := range []*prometheus.Desc{liveDesc, depthDesc, onlineDesc, deadDesc, oldestDesc} {
 		out <- d
 	}
 }
@@ -56,15 +59,24 @@ func (w *workload) Collect(out chan<- prometheus.Metric) {
 		ctx, cancel := context.WithTimeout(context.Background(), workloadTime)
 		defer cancel()
 		w.last, w.at = nil, time.Now()
-		_ = errors.Join(w.operations(ctx), w.clusters(ctx), w.deadLetters(ctx)) // the ledger's own metrics tell
+		_ = errors.Join(w.operations(ctx), w.clusters(ctx), w.deadLetters(ctx), w.waiting(ctx)) // the ledger's own metrics tell
 	}
 	for _, m := range w.last {
 		out <- m
 	}
 }
 
-func (w *workload) gauge(d *prometheus.Desc, v int, labels ...string) {
-	w.last = append(w.last, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...))
+func (w *workload) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	w.last = append(w.last, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
+}
+
+func (w *workload) waiting(ctx context.Context) error {
+	d, err := w.oldest(ctx)
+	if err != nil {
+		return err
+	}
+	w.gauge(oldestDesc, d.Seconds())
+	return nil
 }
 
 func (w *workload) operations(ctx context.Context) error {
@@ -85,7 +97,7 @@ func (w *workload) operations(ctx context.Context) error {
 	}
 	for _, p := range operation.Phases {
 		if !p.Terminal() {
-			w.gauge(liveDesc, counts[p], string(p))
+			w.gauge(liveDesc, float64(counts[p]), string(p))
 		}
 	}
 	return nil
@@ -107,12 +119,12 @@ func (w *workload) clusters(ctx context.Context) error {
 		}
 	}
 	for _, c := range clusters {
-		w.gauge(onlineDesc, online[c.ID], c.Name)
+		w.gauge(onlineDesc, float64(online[c.ID]), c.Name)
 		n, err := w.depth(ctx, c.Queue)
 		if err != nil {
 			return err
 		}
-		w.gauge(depthDesc, n, c.Name)
+		w.gauge(depthDesc, float64(n), c.Name)
 	}
 	return nil
 }
@@ -134,6 +146,6 @@ func (w *workload) deadLetters(ctx context.Context) error {
 			break
 		}
 	}
-	w.gauge(deadDesc, dead)
+	w.gauge(deadDesc, float64(dead))
 	return nil
 }
