@@ -11,7 +11,7 @@ import (
 
 // waitingMost is how many of a receiver's messages are looked at for the one that has
 // waited longest.
-const waitingMost = 100
+const waitingMost = 20
 
 // OldestWaiting is how long the message has waited that has waited longest for a receiver,
 // to take it: since its event came, or since it was redelivered, or the receiver enabled. One
