@@ -12,7 +12,8 @@ import (
 // Blockers tells what a drain of a node, with nothing allowed in its payload,
 // would meet as far as the node's pods and the disruption budgets tell, in the
 // words of the preflight. It asks nobody: whether a DaemonSet still exists, and
-// what admission says to an eviction, only a preview finds out.
+// what admission says to an eviction, only a preview finds out; so it does, where the
+// pods' managedFields are not at hand, which of them were put on the node by name.
 func Blockers(now func() time.Time) func(n *corev1.Node, pods []*corev1.Pod, budgets []*policyv1.PodDisruptionBudget) []protocol.Blocker {
 	return func(n *corev1.Node, pods []*corev1.Pod, budgets []*policyv1.PodDisruptionBudget) []protocol.Blocker {
 		var p payload
