@@ -5,6 +5,7 @@ package kubeflow
 import (
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -148,4 +149,36 @@ func TestTwoOfWhichOneIsCutOff(t *testing.T) {
 		t.Errorf("the drain: %s", o)
 	}
 	onceEach(t, rig, ns, "")
+}
+
+// TestCleanupOfOneThatIsCutOff: an agent that is cut off from the API server while it takes
+// a cancelled drain's cordon back leaves that to another one.
+func TestCleanupOfOneThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	rig := kuberig.Shared(t)
+	s := newSite(t, rig)
+	drained := rig.Node("gpu")
+	ns := rig.Namespace()
+	rig.Deployment(ns, "web", 1, kuberig.OnNode(drained.Name))
+	rig.PDB(ns, "keep", "web", kuberig.MinAvailable("1"))
+	apart, kubeconfig := wireTo(t, s)
+	s.agent(kubeconfig)
+	s.thing("nodes", drained.Name)
+	asked := s.want("node.drain", "node:"+drained.Name, map[string]any{"on_cancel": "restore"}, 10*time.Minute)
+	s.until(asked.ID, "blocked", time.Minute, func(o op) bool { return o.Progress != nil && len(o.Progress.Blockers) > 0 })
+	s.agent("")
+	apart.set(true)
+	cut := time.Now()
+	if status, b := s.call(http.MethodDelete, "/v1/operations/"+asked.ID, nil); status != http.StatusAccepted {
+		t.Fatalf("it cannot be cancelled: %d %s", status, b)
+	}
+	o := s.ended(asked.ID, 3*time.Minute)
+	t.Logf("the drain ended %s after its agent was cut off", time.Since(cut).Round(time.Second))
+	if last := o.Assignments[len(o.Assignments)-1].Agent; o.Phase != operation.Cancelled || o.Result.Cleanup.State != operation.CleanupDone || last == o.Assignments[0].Agent {
+		t.Errorf("the drain: %s, cleanup %+v", o, o.Result.Cleanup)
+	}
+	n, err := rig.Client(kuberig.Admin).CoreV1().Nodes().Get(t.Context(), drained.Name, metav1.GetOptions{})
+	if err != nil || n.Spec.Unschedulable {
+		t.Errorf("the node is cordoned: %v", err)
+	}
 }
