@@ -15,9 +15,6 @@ const (
 	// lookAgain is how often it is looked for something new to send while nothing but
 	// answers is waited for.
 	lookAgain = time.Second
-	// refusedWithin and refusedTries bound how a batch is tried in parts that was refused.
-	refusedWithin = 5 * time.Second
-	refusedTries  = 64
 )
 
 // waits is patience.
@@ -44,21 +41,22 @@ type asks struct {
 	words map[string]*word
 	// queues has what is to be told, by URL.
 	queues map[string]*queue
+	doubts *doubts
 	// dropped: there were messages that not all had answered.
 	dropped bool
 }
 
 // reply is what one Alertmanager answers.
 type reply struct {
-	to      endpoint
-	words   []*word
-	answers []answer
+	to     endpoint
+	words  []*word
+	answer answer
 	// cut: the request was cut off, and what came of it is not known.
 	cut bool
 }
 
 func newAsks() *asks {
-	a := &asks{out: map[string]context.CancelFunc{}, replies: make(chan reply, MaxURLs)}
+	a := &asks{out: map[string]context.CancelFunc{}, replies: make(chan reply, MaxURLs), doubts: &doubts{}}
 	a.forget()
 	return a
 }
@@ -102,9 +100,9 @@ func (a *asks) reopen(to endpoint, over func(*word) bool) {
 	})
 }
 
-// next takes words out of an endpoint's queue.
-func (a *asks) next(to endpoint, most int) (ws []*word) {
-	for _, id := range a.queue(to).take(most) {
+// are finds words that were taken out of a queue.
+func (a *asks) are(ids []string) (ws []*word) {
+	for _, id := range ids {
 		if w := a.words[id]; w != nil {
 			ws = append(ws, w)
 		}
@@ -131,16 +129,20 @@ func (q *queue) put(id string) {
 	}
 }
 
-// take takes out the first.
-func (q *queue) take(most int) []string {
-	n := min(len(q.ids), most)
-	out := q.ids[:n:n]
-	for _, id := range out {
-		delete(q.has, id)
-	}
-	q.ids = q.ids[n:]
+// take takes out the first that are so.
+func (q *queue) take(most int, is func(id string) bool) (out []string) {
+	q.only(func(id string) bool {
+		if len(out) == most || !is(id) {
+			return true
+		}
+		out = append(out, id)
+		return false
+	})
 	return out
 }
+
+// all takes all out.
+func (q *queue) all() []string { return q.take(len(q.ids), func(string) bool { return true }) }
 
 // only keeps those that are so.
 func (q *queue) only(is func(id string) bool) {
@@ -155,7 +157,7 @@ func (q *queue) only(is func(id string) bool) {
 
 // ask begins a request to one Alertmanager, whose reply comes by replies.
 func (s *Service) ask(ctx context.Context, a *asks, r *target, to endpoint, ws []*word, now time.Time) {
-	within := 2*r.timeout() + refusedWithin // the last part of what is refused begins before that
+	within := 2 * r.timeout() // it is over before, but for a deadline
 	if at, ok := ctx.Deadline(); ok {
 		within = min(within, time.Until(at)-keepWithin)
 	}
@@ -166,8 +168,8 @@ func (s *Service) ask(ctx context.Context, a *asks, r *target, to endpoint, ws [
 		due[i] = w.d
 	}
 	go func() {
-		answers := s.pushTo(one, r, to, due, now)
-		a.replies <- reply{to, ws, answers, one.Err() != nil}
+		came := s.pushTo(one, r, to, due, now)
+		a.replies <- reply{to, ws, came, one.Err() != nil}
 	}()
 }
 

@@ -120,6 +120,9 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 	}
 	l.Holder = holder
 	h := &held{receiver: receiver, lane: l, version: it.Version, due: it.Due, lease: lease, asks: newAsks()}
+	if d, ok := s.doubts.LoadAndDelete(receiver); ok {
+		h.asks.doubts = d.(*doubts)
+	}
 	err = s.keep(ctx, h)
 	if errors.Is(err, ledger.ErrConflict) {
 		return nil, nil // whoever it was made it due, or holds it
@@ -259,6 +262,7 @@ func (s *Service) purge(ctx context.Context, h *held) error {
 		}
 		if len(writes) == 0 {
 			writes = []ledger.Write{{Kind: ledger.Delete, Expect: h.version, Item: ledger.Item{Key: lane}}}
+			h.asks.doubts = &doubts{}
 		}
 		if err := s.Store.Ledger.Commit(ctx, writes...); err != nil {
 			return fmt.Errorf("empty outbox: %w", err)

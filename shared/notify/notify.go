@@ -54,6 +54,9 @@ type Service struct {
 
 	Metrics Metrics
 
+	// doubts has, by receiver, what its Alertmanagers refused, while nobody here has its lane.
+	doubts sync.Map
+
 	once    sync.Once
 	clients map[string]*http.Client
 	jitter  func() float64 // 0 to 1; for tests

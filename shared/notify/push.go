@@ -153,34 +153,7 @@ func pushBody(due []*Delivery, now time.Time) []byte {
 // pushAtMost is how many alerts one push has at most.
 func (s *Service) pushAtMost() int { return cmp.Or(s.pushMost, pushRound) }
 
-// pushTo sends alerts to one Alertmanager. Of what it refuses, halves are tried, as long as
-// that is not too long: the rest counts as refused.
-func (s *Service) pushTo(ctx context.Context, r *target, to endpoint, due []*Delivery, now time.Time) []answer {
-	type part struct{ from, to int }
-	var refused time.Time // when it was first
-	out, parts := make([]answer, len(due)), []part{{0, len(due)}}
-	for tries := 0; len(parts) > 0; tries++ {
-		p := parts[0]
-		parts = parts[1:]
-		if tries == refusedTries || !refused.IsZero() && time.Since(refused) > cmp.Or(s.patience, refusedWithin) {
-			break
-		}
-		a := s.post(ctx, &r.Receiver, alertsURL(to.url), http.Header{}, pushBody(due[p.from:p.to], now))
-		for i := p.from; i < p.to; i++ {
-			out[i] = a
-		}
-		if !a.refused() {
-			if !a.taken() {
-				break // it fails: what is left was refused
-			}
-			continue
-		}
-		if refused.IsZero() {
-			refused = time.Now()
-		}
-		if mid := (p.from + p.to) / 2; mid > p.from {
-			parts = append(parts, part{p.from, mid}, part{mid, p.to})
-		}
-	}
-	return out
+// pushTo sends alerts to one Alertmanager.
+func (s *Service) pushTo(ctx context.Context, r *target, to endpoint, due []*Delivery, now time.Time) answer {
+	return s.post(ctx, &r.Receiver, alertsURL(to.url), http.Header{}, pushBody(due, now))
 }

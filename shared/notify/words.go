@@ -3,7 +3,6 @@ package notify
 import (
 	"context"
 	"errors"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -123,16 +122,15 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 		}
 		if !a.cut {
 			was := h.lane.Holds[a.to.url]
-			s.came(ctx, h, r, a.to, a.answers)
+			s.came(ctx, h, r, a.to, []answer{a.answer})
 			h.news = h.news || h.lane.Holds[a.to.url] != was
-			s.refused(ctx, r, &a)
+			s.doubt(ctx, h, r, &a)
 		}
-		until := h.lane.heldUntil(a.to, s.now())
-		for i, w := range a.words {
-			if a.answers[i].until = until; a.cut {
-				a.answers[i] = answer{err: "it had no time to answer", cut: true}
-			}
-			came(w, a.to, a.answers[i])
+		if a.answer.until = h.lane.heldUntil(a.to, s.now()); a.cut {
+			a.answer = answer{err: "it had no time to answer", cut: true}
+		}
+		for _, w := range a.words {
+			came(w, a.to, a.answer)
 		}
 	}
 	now, enough := s.now(), s.room(ctx, r) > 0
@@ -141,7 +139,7 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 			continue
 		}
 		if until := h.lane.heldUntil(to, now); !until.IsZero() {
-			for _, w := range h.asks.next(to, math.MaxInt) {
+			for _, w := range h.asks.are(h.asks.queue(to).all()) {
 				came(w, to, answer{err: "not asked: " + h.lane.Holds[to.url].Error, notAsked: true, until: until})
 			}
 			continue
@@ -150,7 +148,12 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 			continue
 		}
 		h.asks.reopen(to, func(w *word) bool { return s.nextTry(r, w.d, now, 0, time.Time{}).IsZero() })
-		if ws := h.asks.next(to, s.pushAtMost()); len(ws) > 0 {
+		q, doubt := h.asks.queue(to), h.asks.doubts.of(r, to)
+		ids, as := doubt.spent(q, now)
+		for _, w := range h.asks.are(ids) {
+			came(w, to, as)
+		}
+		if ws := h.asks.are(doubt.take(q, s.pushAtMost())); len(ws) > 0 {
 			s.ask(ctx, h.asks, r, to, ws, now)
 		}
 	}
@@ -182,20 +185,36 @@ func (h *held) over(r *target, ws []*word, now time.Time) (out []*word) {
 	return out
 }
 
-// refused logs that alerts are refused which were not before.
-func (s *Service) refused(ctx context.Context, r *target, a *reply) {
-	n := 0
-	var first *word
-	for i, w := range a.words {
-		if a.answers[i].refused() && w.d.LastError == "" {
-			if n++; first == nil {
-				first = w
-			}
-		}
+// doubt takes over what an Alertmanager refused, or took: what is to be told on in parts
+// goes back into its queue, and is not answered. That alerts are refused that were not
+// before is logged.
+func (s *Service) doubt(ctx context.Context, h *held, r *target, a *reply) {
+	d := h.asks.doubts.of(r, a.to)
+	var ids []string
+	for _, w := range a.words {
+		ids = append(ids, w.d.ID)
 	}
-	if n > 0 {
-		s.Logger.WarnContext(ctx, "an Alertmanager refuses alerts", "receiver", r.Name, "id", r.ID, "endpoint", a.to.name, "alerts", n, "first", first.d.Alert,
-			"status", a.answers[slices.Index(a.words, first)].status)
+	switch {
+	case a.answer.taken():
+		d.taken(ids)
+		return
+	case !a.answer.refused():
+		return
+	}
+	on := map[string]bool{}
+	for _, id := range d.refused(ids, a.answer, s.now()) {
+		on[id] = true
+	}
+	a.words = slices.DeleteFunc(a.words, func(w *word) bool {
+		if on[w.d.ID] && h.asks.words[w.d.ID] == w {
+			h.asks.queue(a.to).put(w.d.ID)
+		}
+		return on[w.d.ID]
+	})
+	anew := slices.DeleteFunc(slices.Clone(a.words), func(w *word) bool { return w.d.LastError != "" })
+	if len(anew) > 0 {
+		s.Logger.WarnContext(ctx, "an Alertmanager refuses alerts", "receiver", r.Name, "id", r.ID, "endpoint", a.to.name, "alerts", len(anew),
+			"first", anew[0].d.Alert, "status", a.answer.status)
 	}
 }
 
@@ -249,14 +268,14 @@ func (s *Service) tryPush(ctx context.Context, r *target, p *push) answer {
 	if len(all) == 0 {
 		return answer{err: "it has no URL"}
 	}
-	answers := make([][]answer, len(all))
+	answers := make([]answer, len(all))
 	var wg sync.WaitGroup
 	for i, to := range all {
 		wg.Go(func() { answers[i] = s.pushTo(ctx, r, to, []*Delivery{w.d}, s.now()) })
 	}
 	wg.Wait()
 	for i, to := range all {
-		w.add(r, to, answers[i][0])
+		w.add(r, to, answers[i])
 	}
 	return w.said
 }

@@ -238,13 +238,13 @@ func TestLateAnswers(t *testing.T) {
 	}
 }
 
-// Of a batch that is refused the good ones are found by halves, and one that refuses all is
+// Of a batch that is refused the good ones are found in parts, and one that refuses all is
 // not asked for each.
 func TestRefusedBatch(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		bad, most, taken int
-	}{"one": {1, 20, pushRound - 1}, "all": {pushRound, refusedTries, 0}} {
+	}{"one": {1, 1 + 2*doubtParts, pushRound - 1}, "all": {pushRound, refusedTries, 0}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := setup(t)

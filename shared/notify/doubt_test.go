@@ -1,0 +1,199 @@
+package notify
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// refuser refuses the whole of what has an alert in it whose name begins so, each when it is
+// let, and takes anything else at once.
+type refuser struct {
+	*fake
+	let     chan struct{}
+	refused atomic.Int32
+}
+
+func newRefuser(t *testing.T, p *plane, bad string) *refuser {
+	t.Helper()
+	x := &refuser{fake: newFake(t, p), let: make(chan struct{})}
+	take := x.answer
+	x.answer = func(w http.ResponseWriter, r *http.Request, n int) {
+		if !bytes.Contains(x.all()[n-1].body, []byte(`"alertname":"`+bad)) {
+			take(w, r, n)
+			return
+		}
+		select {
+		case <-x.let:
+			x.refused.Add(1)
+			w.WriteHeader(http.StatusRequestEntityTooLarge)
+		case <-r.Context().Done():
+		}
+	}
+	return x
+}
+
+// until lets it refuse till something is so, and returns how often it did.
+func (x *refuser) until(t *testing.T, what string, is func() bool) int32 {
+	t.Helper()
+	n := x.refused.Load()
+	eventually(t, what, func() bool {
+		if is() {
+			return true
+		}
+		select {
+		case x.let <- struct{}{}:
+		default:
+		}
+		return false
+	})
+	return x.refused.Load() - n
+}
+
+// delivers sends what is due to a receiver till the test ends.
+func (p *plane) delivers(r Receiver) {
+	over := make(chan struct{})
+	p.t.Cleanup(func() { <-over })
+	go func() {
+		defer close(over)
+		for p.t.Context().Err() == nil {
+			if err := p.Deliver(p.t.Context(), record.LaneKey(r.ID)); err != nil && p.t.Context().Err() == nil {
+				p.t.Error(err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+}
+
+// knows are the alerts but the bad ones, and whether they all fire there.
+func (x *refuser) knows(p *plane, names ...string) func() bool {
+	slices.Sort(names)
+	return func() bool { return slices.Equal(x.firing(p.clock()), names) }
+}
+
+// Of what an Alertmanager refuses, slowly, those to blame are found in a few refusals, which
+// are not begun anew; what else there is to tell waits for one of them at most, and those
+// that are known are told apart from then on.
+func TestSlowRefusals(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = time.Millisecond
+	x, up := newRefuser(t, p, "bad"), newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{x.URL, up.URL}, Timeout: alert.Duration(MaxTimeout)})
+	const bad = 5
+	var alerts []*alert.Alert
+	var good []string
+	for i := range 100 {
+		name := fmt.Sprintf("ok%03d", i)
+		if i%20 == 0 {
+			name = fmt.Sprintf("bad%03d", i)
+		} else {
+			good = append(good, name)
+		}
+		alerts = append(alerts, p.alert(name))
+	}
+	follow := func(typ string, alerts ...*alert.Alert) {
+		t.Helper()
+		p.tell(typ, alerts...)
+		if err := p.Follow(t.Context(), stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+	follow(alert.TypeFiring, alerts...)
+	p.delivers(r)
+	eventually(t, "it is asked, and the other one knows all", func() bool { return len(x.all()) == 1 && len(up.firing(p.clock())) == len(alerts) })
+
+	late := p.alert("late")
+	follow(alert.TypeFiring, late)
+	if n := x.until(t, "it knows what came meanwhile", func() bool { return slices.Contains(x.firing(p.clock()), "late") }); n > 3 {
+		t.Errorf("what came meanwhile was told after %d refusals", n)
+	}
+	good = append(good, "late")
+	x.until(t, "it knows all good ones", x.knows(p, good...))
+	if n := x.refused.Load(); n > 1+2*bad {
+		t.Errorf("the good ones were told after %d refusals", n)
+	}
+	follow(alert.TypeResolved, alerts[1])
+	good = slices.DeleteFunc(good, func(n string) bool { return n == alerts[1].Rule })
+	if n := x.until(t, "it knows an end", x.knows(p, good...)); n > 2 {
+		t.Errorf("an end was told after %d refusals", n)
+	}
+	lets := func() { // all that is due is told
+		t.Helper()
+		x.until(t, "the lane is left until later", func() bool {
+			l, due := p.laneOf(r)
+			return l.Holder == "" && l.Revision == r.Revision && due.After(p.clock())
+		})
+	}
+	lets()
+	for _, d := range p.deliveries(r, Pending) {
+		if !strings.HasPrefix(d.Rule, "bad") || d.LastError != "/urls/0: answered 413" {
+			t.Errorf("%s is %s: %q", d.Rule, d.State, d.LastError)
+		}
+	}
+	if n := len(p.deliveries(r, Pending)); n != bad {
+		t.Errorf("%d wait", n)
+	}
+
+	p.advance(time.Minute + 10*time.Second)
+	n := x.refused.Load()
+	lets()
+	if n = x.refused.Load() - n; n != bad {
+		t.Errorf("%d refusals a minute later, of %d bad ones", n, bad)
+	}
+	p.change(&r, func(sp *Spec) { sp.Timeout = alert.Duration(MaxTimeout - time.Second) })
+	n = x.refused.Load()
+	lets()
+	if n = x.refused.Load() - n; n <= bad {
+		t.Errorf("%d refusals when it is changed: what was refused before is still held against it", n)
+	}
+	if !x.knows(p, good...)() {
+		t.Errorf("fires there (-want +got):\n%s", cmp.Diff(good, x.firing(p.clock())))
+	}
+}
+
+// What is remembered of refusals is bounded, and forgotten when it is old; what there is no
+// room for is told on no further.
+func TestDoubtsAreBounded(t *testing.T) {
+	t.Parallel()
+	d := &doubt{parts: map[string]suspect{}}
+	var ids []string
+	for i := range maxDoubts + 100 {
+		ids = append(ids, fmt.Sprint(i))
+	}
+	if on := d.refused(ids, answer{status: 400}, t0); len(on) != maxDoubts || len(d.parts) != maxDoubts {
+		t.Errorf("%d are told on, %d remembered", len(on), len(d.parts))
+	}
+	q := &queue{has: map[string]bool{}}
+	for _, id := range append([]string{"new"}, ids...) {
+		q.put(id)
+	}
+	if got := d.take(q, maxDoubts); len(got) != 1+100 || got[0] != "new" {
+		t.Errorf("first %d are told", len(got))
+	}
+	q.put("newer")
+	if got, want := d.take(q, maxDoubts), ids[:(len(ids)+doubtParts-1)/doubtParts]; !slices.Equal(got, want) {
+		t.Errorf("then %q", got)
+	}
+	if on := d.refused([]string{"0"}, answer{status: 400}, t0.Add(doubtKept)); len(on) != 0 || !d.parts["0"].alone || len(d.parts) != maxDoubts {
+		t.Errorf("%d are remembered after a while, %+v", len(d.parts), d.parts["0"])
+	}
+	d.refused([]string{"0"}, answer{status: 400}, t0.Add(doubtKept+resend))
+	if len(d.parts) != 1 {
+		t.Errorf("%d are remembered when they are old", len(d.parts))
+	}
+	d.taken([]string{"0"})
+	if len(d.parts) != 0 {
+		t.Errorf("%d are remembered when they are taken", len(d.parts))
+	}
+}
