@@ -2,12 +2,14 @@ package cluster
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"mime"
 	"net/http"
 	"regexp"
 	"strconv"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -16,6 +18,12 @@ import (
 // deniedByAdmission matches the words that the API server puts before what a webhook or
 // a policy said.
 var deniedByAdmission = regexp.MustCompile(`^admission webhook "[^"]+" denied the request|ValidatingAdmissionPolicy '[^']+' with binding '[^']*' denied request`)
+
+// AdmissionDenied tells whether an answer is a denial by a webhook or a policy of admission.
+func AdmissionDenied(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && deniedByAdmission.MatchString(status.Status().Message)
+}
 
 // statusMost bounds what is read of an error: a Status is a few hundred bytes.
 const statusMost = 1 << 20

@@ -2,6 +2,7 @@ package deployment
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -168,5 +169,30 @@ func TestRestartBehindASlowWebhook(t *testing.T) {
 	}
 	if o := Roll(c).Steps["restart"].Execute(within(t, 20*time.Second), tk); o.Class != operation.OutcomeDone {
 		t.Errorf("%+v", o)
+	}
+}
+
+// A webhook or a policy that denies the restart is named by the preflight, whatever
+// status it denies with; one that no dry run asks is not.
+func TestRehearsalOfADeniedRestart(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		answer error
+		code   string
+	}{
+		"a webhook":              {apierrors.NewBadRequest(`admission webhook "guard.example.com" denied the request: not on a Monday`), "admission_refused"},
+		"a policy":               {apierrors.NewBadRequest(`deployments.apps "web" is forbidden: ValidatingAdmissionPolicy 'freeze' with binding 'b' denied request: since now`), "admission_refused"},
+		"one that is not asked":  {apierrors.NewBadRequest(`admission webhook "guard.example.com" does not support dry run`), ""},
+		"somebody wrote as well": {apierrors.NewConflict(schema.GroupResource{Resource: "deployments"}, "web", errors.New("the object has been modified")), ""},
+	} {
+		var s clustertest.Server
+		c, tk := hangs(t, &s, 0)
+		c.Dynamic.(*dynamicfake.FakeDynamicClient).PrependReactor("patch", "deployments", func(a ktesting.Action) (bool, runtime.Object, error) {
+			return len(a.(ktesting.PatchActionImpl).PatchOptions.DryRun) > 0, nil, tt.answer
+		})
+		o := Roll(c).Steps["preflight"].Execute(t.Context(), tk)
+		if o.ErrorCode != tt.code || tt.code != "" && (o.Class != operation.OutcomePermanent || !strings.Contains(o.Detail, tt.answer.Error())) {
+			t.Errorf("%s: %+v", name, o)
+		}
 	}
 }

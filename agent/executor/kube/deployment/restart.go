@@ -160,6 +160,7 @@ func (r *roller) rehearse(ctx context.Context, t *executor.Task, d *rollout, by 
 		return nil, nil
 	case err == nil || apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 		return nil, nil // the restart itself reads again
+	case cluster.AdmissionDenied(err) && !apierrors.IsForbidden(err):
 	case apierrors.IsForbidden(err):
 		allowed, unknown := r.Allowed(ctx, &authorizationv1.ResourceAttributes{
 			Verb: "patch", Group: d.resource.Group, Resource: d.resource.Resource, Namespace: d.object.GetNamespace(), Name: d.object.GetName()})
