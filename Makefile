@@ -31,8 +31,7 @@ demo-alerts: build ## a night in a minute: what the shipped rules tell, compared
 
 test: build lint ## everything that proves the product on one machine, race detector on
 	@mkdir -p $(BIN) && : > $(BIN)/flaky
-	$(TEST) --rerun-fails-report $(BIN)/flaky --packages ./... -- -race -count=1 -timeout 15m
-	@sed -n 's/^..*/FLAKY &/p' $(BIN)/flaky
+	@$(TEST) --rerun-fails-report $(BIN)/flaky --packages ./... -- -race -count=1 -timeout 15m; rc=$$?; sed -n 's/^..*/FLAKY &/p' $(BIN)/flaky; exit $$rc
 	cd agent/executor/helm && $(GO) test -count=1 ./...
 
 test-crash-long: build ## 300 rounds of kill -9 against the real binary

@@ -86,7 +86,7 @@ func TestAResetWaitsForTheOneBefore(t *testing.T) {
 		status, _ := s.call(http.MethodPost, "/v1/operations/"+before.ID+"/resolve", map[string]any{"step": "reset", "outcome": "failed", "evidence": "no pod came", "reason": "test"})
 		return status == http.StatusOK || status == http.StatusAccepted
 	})
-	if o := s.ended(before.ID, 10*time.Second); o.Phase != operation.Failed || len(o.Result.Residual) != 1 {
+	if o := s.ended(before.ID, time.Minute); o.Phase != operation.Failed || len(o.Result.Residual) != 1 {
 		t.Errorf("the one before: %s", o)
 	}
 
@@ -94,8 +94,10 @@ func TestAResetWaitsForTheOneBefore(t *testing.T) {
 		return o.Progress != nil && len(o.Progress.Blockers) > 0 && o.Progress.Blockers[0].Rule == "operation/"+before.ID
 	}
 	second := ask()
-	o := s.until(second.ID, "waiting for the Job", time.Minute, waits)
-	if b := o.Progress.Blockers[0]; o.Phase != operation.Running || phaseOf(o, "reset") != operation.StepPending || b.Code != "in_progress" || !strings.HasPrefix(b.Resource, "job/"+h.ns+"/") {
+	o := s.until(second.ID, "waiting for the Job", time.Minute, func(o op) bool { // a machine that stalls may cost a lease
+		return waits(o) && o.Phase == operation.Running && phaseOf(o, "reset") == operation.StepPending
+	})
+	if b := o.Progress.Blockers[0]; b.Code != "in_progress" || !strings.HasPrefix(b.Resource, "job/"+h.ns+"/") {
 		t.Errorf("the second: %s", o)
 	}
 	if status, b := s.call(http.MethodPost, "/v1/operations/"+second.ID+"/resolve", map[string]any{"step": "reset", "outcome": "not_done", "evidence": "it never began", "reason": "test"}); status < 400 {
@@ -104,7 +106,7 @@ func TestAResetWaitsForTheOneBefore(t *testing.T) {
 	if status, b := s.call(http.MethodDelete, "/v1/operations/"+second.ID, nil); status != http.StatusAccepted {
 		t.Fatalf("it cannot be cancelled: %d %s", status, b)
 	}
-	if o = s.ended(second.ID, 10*time.Second); o.Phase != operation.Cancelled || len(o.Result.Residual) > 0 {
+	if o = s.ended(second.ID, time.Minute); o.Phase != operation.Cancelled || len(o.Result.Residual) > 0 {
 		t.Errorf("the second: %s", o)
 	}
 

@@ -135,9 +135,12 @@ func (r *runner) goTestAll(ctx context.Context, dir string, flags, packages []st
 	}
 	report := filepath.Join(r.state, "flaky")
 	with = append(with, "--rerun-fails-report", report, "--packages", strings.Join(packages, " "), "--")
+	if err := os.Remove(report); err != nil && !errors.Is(err, fs.ErrNotExist) { // of another module
+		return fmt.Errorf("remove the report of flaky tests: %w", err)
+	}
 	err := r.runTests(ctx, dir, slices.Concat(with, always, flags)...)
 	b, readErr := os.ReadFile(report)
-	if errors.Is(readErr, fs.ErrNotExist) { // nothing ran
+	if errors.Is(readErr, fs.ErrNotExist) { // none failed, or too many
 		return err
 	}
 	for l := range strings.Lines(string(b)) {

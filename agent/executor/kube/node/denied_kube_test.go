@@ -58,7 +58,7 @@ func TestEvictionsDeniedWithAnyCode(t *testing.T) {
 				err := r.Client(kuberig.Admin).PolicyV1().Evictions(ns).Evict(ctx, evict)
 				return err != nil && strings.Contains(err.Error(), name), nil
 			})
-			j := newJob(r, "node.drain", n, `{}`).within(10 * time.Second)
+			j := newJob(r, "node.drain", n, `{}`).within(30 * time.Second)
 			step, o := a.run(t.Context(), j)
 			if step != "evict" || o.ErrorCode != "eviction_refused" || !strings.Contains(o.Detail, "not on a Monday") {
 				t.Errorf("it ended at %s with %+v", step, o)
