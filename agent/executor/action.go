@@ -84,6 +84,12 @@ var advices = map[string]advice{
 	"api_unavailable": {true, operation.ActRecoverAgent, "find out why the agent cannot reach its API server, then retry"},
 }
 
+// Advised tells whether Action has an advice of its own for a code.
+func Advised(code string) bool {
+	_, ok := advices[code]
+	return ok
+}
+
 // Action says what a person can do about a code; one that is not known may be
 // tried again.
 func Action(code string) (retryable bool, act, text string) {

@@ -18,6 +18,11 @@ func TestAdvicesCanBeReworded(t *testing.T) {
 			t.Errorf("%s: %q, retryable %v", code, a.text, a.retryable)
 		}
 	}
+	for code, want := range map[string]bool{"job_evicted": true, "attempts_exhausted": false, "": false} { // the first is advised to retry
+		if _, _, text := Action(code); Advised(code) != want || text != "retry" {
+			t.Errorf("%q: advised %v with %q", code, Advised(code), text)
+		}
+	}
 	if _, _, text := Action("node_replaced"); !strings.Contains(text, "another id") {
 		t.Errorf("a node that is there, and is another one, is answered with %q", text)
 	}

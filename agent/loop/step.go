@@ -234,7 +234,7 @@ func usedUp(s *stepState, most int) executor.Outcome {
 		code, why = f.ErrorCode, fmt.Sprintf("%s (%s)", cmp.Or(f.Detail, f.ErrorCode), why)
 	}
 	out := executor.Permanent(code, why)
-	if out.ActionText == "retry" { // there is no advice, and this is what cannot be done
+	if !executor.Advised(code) { // what is said instead, to retry, is what cannot be done
 		out.ActionCode, out.ActionText = operation.ActEscalate, "read the cause and the journal, mend what its attempts met, then ask for a new operation"
 	}
 	return out
