@@ -163,19 +163,32 @@ func TestCutOffGivesBack(t *testing.T) {
 		step  string
 		plan  []operation.PlanStep
 		alone bool
+		reads bool // the step is a read that runs into its own limit
 		keeps bool // the step must not be cut short
 	}{
 		{step: "evict", plan: drainPlan()},
 		{step: "preflight", plan: drainPlan()},
+		{step: "preflight", plan: drainPlan(), reads: true},
 		{step: "evict", plan: drainPlan(), alone: true},
+		{step: "preflight", plan: drainPlan(), alone: true},
+		{step: "preflight", plan: drainPlan(), alone: true, reads: true},
 		{step: "reset", plan: []operation.PlanStep{step("preflight"), step("reset", effect, firm)}, keeps: true},
 		{step: "once", plan: []operation.PlanStep{step("preflight"), step("once", effect, func(s *operation.PlanStep) { s.ReplaySafe = false })}, keeps: true},
 	} {
-		t.Run(fmt.Sprintf("%s, alone %v", tc.step, tc.alone), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, alone %v, reads %v", tc.step, tc.alone, tc.reads), func(t *testing.T) {
 			bubble(t, func(t *testing.T, b *bench) {
 				x, y := &apart{script: b.exec}, &apart{script: b.exec}
 				x.cutIn = tc.step
 				b.cfg.Executor = x
+				if tc.reads {
+					b.exec.execute[tc.step] = func(ctx context.Context, task *executor.Task) executor.Outcome {
+						if x.away.Load() && task.Assignment.Generation == 1 {
+							return unheard(ctx)
+						}
+						return executor.Done("read")
+					}
+					b.cfg.Executor = unwatching{x}
+				}
 				b.start()
 				op := b.plane.submit("given", time.Hour, tc.plan...)
 				b.plane.wait(t, 20*time.Second, "silence is told", func() bool { return standing(b.plane.ops[op].State) != nil })
@@ -188,10 +201,15 @@ func TestCutOffGivesBack(t *testing.T) {
 					}
 					x.away.Store(false)
 				case tc.alone:
-					time.Sleep(10 * time.Minute)
+					told := *standing(b.plane.state(op)).Since
+					b.plane.wait(t, 2*time.Minute, "given back first", func() bool { return b.plane.ops[op].State.Lease == nil })
+					if s := b.plane.state(op); s.Generation != 1 || standing(s) == nil || !standing(s).Since.Equal(told) {
+						t.Errorf("generation %d, told since %s, blocker %+v", s.Generation, told, standing(s))
+					}
+					time.Sleep(9 * time.Minute)
 					s := b.plane.state(op)
-					if s.Generation < 6 || s.Generation > 9 || standing(s) == nil {
-						t.Errorf("generation %d, blocker %v", s.Generation, standing(s))
+					if s.Generation < 6 || s.Generation > 9 || standing(s) == nil || !standing(s).Since.Equal(told) {
+						t.Errorf("generation %d, told since %s, blocker %+v", s.Generation, told, standing(s))
 					}
 					b.plane.wait(t, 2*time.Minute, "given back", func() bool { return b.plane.ops[op].State.Lease == nil })
 					x.away.Store(false)
@@ -203,7 +221,7 @@ func TestCutOffGivesBack(t *testing.T) {
 				if took := time.Since(cut); s.Phase != operation.Succeeded || len(b.unknowns(op)) > 0 || !tc.keeps && took > holdUnknown+executor.HandBackFor+cutOffPoll {
 					t.Errorf("ended %s after %s, unknown %v", s.Phase, took, b.unknowns(op))
 				}
-				if !tc.keeps && !tc.alone && (s.Generation != 2 || y.began.Load() == 0 || time.Since(cut) > holdUnknown+incompatibleFor+5*time.Second) {
+				if !tc.keeps && !tc.alone && (s.Generation != 2 || y.began.Load() == 0 || time.Since(cut) > holdUnknown+incompatibleFor+cutAfter+5*time.Second) {
 					t.Errorf("generation %d, after %s", s.Generation, time.Since(cut))
 				}
 				if n := len(b.world.issued()); n != effects(tc.plan) {
@@ -212,6 +230,18 @@ func TestCutOffGivesBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// unwatching is an executor that is cut off like apart, whose steps do not wait in
+// themselves for the cut to be mended.
+type unwatching struct{ *apart }
+
+func (a unwatching) Execute(ctx context.Context, t *executor.Task) executor.Outcome {
+	a.began.Add(1)
+	if a.cutIn == t.Step.Name && a.once.CompareAndSwap(false, true) {
+		a.away.Store(true)
+	}
+	return a.script.Execute(ctx, t)
 }
 
 // effects counts the steps with one that a run without trouble carries out.

@@ -295,7 +295,9 @@ func (r *run) executeWaiting(ctx context.Context, s *stepState, boundary <-chan 
 				out.After = max(out.After, backoff(try, retryBase, unansweredMost))
 			}
 		} else {
-			r.answered(s)
+			if !r.gaveBack(ctx, out, boundary != nil) {
+				r.answered(s)
+			}
 			try = 0
 		}
 		if out.Class != operation.OutcomeWaiting || r.interrupted(ctx, boundary != nil) != nil {
@@ -311,6 +313,13 @@ func (r *run) executeWaiting(ctx context.Context, s *stepState, boundary <-chan 
 			return out
 		}
 	}
+}
+
+// gaveBack tells whether a step came to its boundary since the lease is given back: what
+// was silent may be so still, and another lease goes on to say since when.
+func (r *run) gaveBack(ctx context.Context, out executor.Outcome, interruptible bool) bool {
+	e := r.interrupted(ctx, interruptible)
+	return e != nil && e.outcome == protocol.FinalHandBack && out.Class == operation.OutcomeWaiting
 }
 
 // close reports how an attempt ended.
