@@ -19,8 +19,8 @@ type aside struct {
 
 type asideUntil struct {
 	at      time.Duration
-	offered bool // only while this agent is cut off
-	silent  bool // handed over since nothing answers, since then
+	offered bool   // only while this agent is cut off
+	code    string // of what it waited for too long when it was handed over, since then; "": nothing
 	since   time.Duration
 }
 
@@ -32,19 +32,19 @@ func (s *aside) put(op string, until time.Duration) {
 	s.held[op] = asideUntil{at: until}
 }
 
-// putSilent is put of an operation for which nothing answers since a time.
-func (s *aside) putSilent(op string, until, since time.Duration) {
+// putWaiting is put of an operation that waits for what the code says since a time.
+func (s *aside) putWaiting(op, code string, until, since time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.held[op] = asideUntil{at: until, silent: true, since: since}
+	s.held[op] = asideUntil{at: until, code: code, since: since}
 }
 
-// silentSince tells since when nothing answered when the operation was handed over, if it
-// was lately and for that.
-func (s *aside) silentSince(op string) (since time.Duration, was bool) {
+// waitedFor tells what the operation waited for when it was handed over, and since when,
+// if it was lately and for that; "": it was not.
+func (s *aside) waitedFor(op string) (code string, since time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.held[op].since, s.held[op].silent
+	return s.held[op].code, s.held[op].since
 }
 
 // left is how much longer an operation that was handed over is left to others; 0: no

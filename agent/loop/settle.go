@@ -44,9 +44,7 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 	reached := true // every step before has succeeded
 	mute := false   // nothing answers what is asked of a step that was never begun
 	w := settling{foreign: r.foreign(), restored: operation.FromBackup(r.a.Generation)}
-	if since, waited := r.agent.aside.silentSince(r.a.Operation); waited { // this agent's last lease has said it
-		w.noted, w.since = codeSilent, since
-	}
+	w.noted, w.since = r.agent.aside.waitedFor(r.a.Operation) // this agent's last lease has said it
 	for _, s := range r.steps {
 		if s.Phase.Settled() {
 			reached = reached && s.Phase != operation.StepFailed
@@ -184,8 +182,8 @@ func (r *run) probeNeeded(ctx context.Context, s *stepState, w *settling) execut
 
 // unheard tells how a run ends that waits for an answer; nil: it waits on. It gives the
 // lease back after a while, and leaves the operation to others, unless the deadline would
-// find nobody then to say what it waited for. Where a right is missing and nothing is
-// unknown that is of no use, and it waits to the deadline. A cancel ends it if nothing
+// find nobody then to say what it waited for. Where a right is missing, or another's work
+// keeps it, and nothing is unknown that is of no use, and it waits to the deadline. A cancel ends it if nothing
 // is unknown and nothing is to be cleaned up.
 func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said executor.Outcome) *end {
 	if e := r.interrupted(ctx, false); e != nil {
@@ -200,7 +198,7 @@ func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said execu
 		return &end{outcome: protocol.FinalHandBack}
 	case cancelled && !unknown && !w.restored && !r.needsCleanup():
 		return &end{outcome: protocol.FinalCancelled}
-	case (unknown || w.silent != nil) && w.heldFor(now) >= holdUnknown && r.mayLeave():
+	case (unknown || w.silent != nil || w.faulty()) && w.heldFor(now) >= holdUnknown && r.mayLeave():
 		r.leave(s.ID, said.ErrorCode, said.Detail, w.since)
 		return &end{outcome: protocol.FinalHandBack}
 	}

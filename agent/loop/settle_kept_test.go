@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"context"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -45,14 +46,15 @@ func TestUnbegunWaitsForAnothers(t *testing.T) {
 		found    executor.Finding
 		code     string
 		resource string
+		faulty   bool // another agent may have an answer
 	}{
-		"named":      {named, "in_progress", "job/ops/a"},
-		"not named":  {executor.Unknown("in_progress", "a reset is under way"), "in_progress", "step/reset"},
-		"no answer":  {executor.Unknown("no_answer", "the host has not answered"), "no_answer", "step/reset"},
-		"api error":  {executor.Unknown("api_error", "internal error"), "api_error", "step/reset"},
-		"no code":    {executor.Unknown("", "nobody can tell"), codeUnreadable, "step/reset"},
-		"it panics":  {executor.Unknown(codePanic, ""), codePanic, "step/reset"},
-		"no verdict": {executor.Finding{ErrorCode: "odd"}, "odd", "step/reset"},
+		"named":      {named, "in_progress", "job/ops/a", false},
+		"not named":  {executor.Unknown("in_progress", "a reset is under way"), "in_progress", "step/reset", false},
+		"no answer":  {executor.Unknown("no_answer", "the host has not answered"), "no_answer", "step/reset", false},
+		"api error":  {executor.Unknown("api_error", "internal error"), "api_error", "step/reset", false},
+		"no code":    {executor.Unknown("", "nobody can tell"), codeUnreadable, "step/reset", false},
+		"it panics":  {executor.Unknown(codePanic, ""), codePanic, "step/reset", true},
+		"no verdict": {executor.Finding{ErrorCode: "odd"}, "odd", "step/reset", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, b *bench) {
@@ -71,14 +73,20 @@ func TestUnbegunWaitsForAnothers(t *testing.T) {
 				before := k.tries.Load()
 				time.Sleep(10 * time.Minute) // the bubble's time
 				s := b.plane.state(op)
-				if s.Phase != operation.Running || s.Generation != 1 || s.Probes != 0 || s.Steps[1].Phase != operation.StepPending || standing(s) == nil || len(b.world.issued()) > 0 {
+				if held := s.Phase == operation.Running && s.Generation == 1; held == tc.faulty || s.Phase.Terminal() || s.Probes != 0 || s.Steps[1].Phase != operation.StepPending || standing(s) == nil || len(b.world.issued()) > 0 {
 					t.Errorf("%s, generation %d, %d probes, reset %s, blocker %v, effects %v", s.Phase, s.Generation, s.Probes, s.Steps[1].Phase, standing(s), b.world.issued())
 				}
-				if n := k.tries.Load() - before; n < 45 || n > 80 {
+				if tc.faulty {
+					paced(t, s.Assignments[:len(s.Assignments)-1])
+					if x := standing(s); x.Since == nil || x.Since.Sub(begun) > 2*time.Second || len(b.notes(op, tc.code)) > int(s.Generation)+1 {
+						t.Errorf("blocker %+v, notes %+v", x, b.notes(op, tc.code))
+					}
+				}
+				if n := k.tries.Load() - before; !tc.faulty && n < 45 || n > 80 {
 					t.Errorf("%d probes in 10 minutes", n)
 				}
 				k.over.Store(true)
-				if s = b.plane.ended(t, op, 15*time.Second); s.Phase != operation.Succeeded || standing(s) != nil || len(b.world.issued()) != 1 {
+				if s = b.plane.ended(t, op, back+5*time.Second); s.Phase != operation.Succeeded || standing(s) != nil || len(b.world.issued()) != 1 {
 					t.Errorf("ended %s, blocker %v, effects %v", s.Phase, standing(s), b.world.issued())
 				}
 				if got := b.unknowns(op); len(got) > 0 {
@@ -87,6 +95,33 @@ func TestUnbegunWaitsForAnothers(t *testing.T) {
 			})
 		})
 	}
+}
+
+// panicky is an executor whose probes panic.
+type panicky struct{ *script }
+
+func (panicky) Probe(context.Context, *executor.Task) executor.Finding { panic("in a probe") }
+
+// TestAFaultyAgentLeavesIt: what an agent cannot tell by its own fault another one can.
+func TestAFaultyAgentLeavesIt(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		b.cfg.Executor = panicky{b.exec}
+		b.start()
+		op := b.unsettled(time.Hour, step("preflight"), step("reset", effect, firm))
+		b.plane.wait(t, 3*time.Second, "the fault is told", func() bool {
+			x := standing(b.plane.ops[op].State)
+			return x != nil && x.Code == codePanic
+		})
+		defer b.beside(b.exec)()
+		// Of two that are well in all they see, chance says who takes what is given back.
+		s := b.plane.ended(t, op, 20*time.Minute)
+		if s.Phase != operation.Succeeded || s.Generation < 2 || standing(s) != nil {
+			t.Errorf("ended %s, generation %d, blocker %v", s.Phase, s.Generation, standing(s))
+		}
+		if got := b.notes(op, codePanic); len(got) != int(s.Generation) { // it begins, and is left to others with each lease
+			t.Errorf("generation %d, notes %+v", s.Generation, got)
+		}
+	})
 }
 
 // TestKeptAtTheDeadline: what kept it is the cause, and nothing is left behind.

@@ -93,8 +93,16 @@ func (w *settling) heldFor(now time.Duration) time.Duration {
 		return now - *w.silent
 	case w.denied != nil:
 		return now - *w.denied
+	case w.faulty():
+		return now - *w.kept
 	}
 	return 0
+}
+
+// faulty tells whether it is this agent's own fault that the probe has no answer: another
+// agent, of another version say, may have one.
+func (w *settling) faulty() bool {
+	return w.kept != nil && (w.keptBy == codePanic || w.keptBy == codeNoAnswer)
 }
 
 // believed tells whether a right is missing for good, as far as can be told.

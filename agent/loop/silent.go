@@ -59,10 +59,10 @@ func (r *run) stands(s *stepState, since time.Time, b protocol.Blocker) {
 func (r *run) mayLeave() bool { return r.lease.remaining() > 2*executor.HandBackFor }
 
 // leave leaves the operation to other agents for a while, and says why, and since when
-// nothing answers.
+// that is so.
 func (r *run) leave(step, code, why string, since time.Duration) {
 	now := r.agent.mono()
-	r.agent.aside.putSilent(r.a.Operation, now+executor.HandBackFor, since)
+	r.agent.aside.putWaiting(r.a.Operation, code, now+executor.HandBackFor, since)
 	r.out.note(protocol.Note{Code: code, StepID: step,
 		Detail: fmt.Sprintf("left to other agents for %s, after %s: %s", executor.HandBackFor, (now - since).Round(time.Second), why)})
 }
