@@ -159,8 +159,9 @@ type StepState struct {
 	// Resolved is who settled the step, when a person did and it was not issued
 	// since: no probe overrules them.
 	Resolved *Resolution `json:"resolved,omitempty"`
-	// Reissued is on whose word the step was issued again, until a probe has read what
-	// became of what was issued before.
+	// Reissued is on whose word the step was issued again, until its outcome is unknown
+	// once more and a probe can tell it. What else a probe finds leaves it: listed for
+	// too long is better than forgotten.
 	Reissued *Resolution `json:"reissued,omitempty"`
 }
 
