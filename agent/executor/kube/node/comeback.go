@@ -125,12 +125,14 @@ func (s *session) free(p *planned) (n int) {
 	return n
 }
 
-// takeTurn takes its turn for a pod that is told to go.
+// takeTurn takes its turn for a pod that is told to go. It has one, however often it has
+// to be told: a call that is refused, or whose answer is lost, brings no pod.
 func (s *session) takeTurn(p *planned, now time.Time) {
 	t := s.turnOf(p, now)
-	if t == nil || p.going() {
+	if t == nil || p.turned || p.going() {
 		return
 	}
+	p.turned = true
 	t.evicted++
 	if n := t.evicted - s.free(p); n > 0 {
 		t.not = now.Add(min(time.Second<<min(n-1, 16), backMost))

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -77,14 +78,19 @@ func TestNamedNodeIsToldBefore(t *testing.T) {
 
 // Pods of one controller that come back to the cordoned node are evicted at a pace that
 // backs off, in the force window as well, and at the deadline they are the cause. A first
-// one that a scheduler placed may only not have known of the cordon.
+// one that a scheduler placed may only not have known of the cordon, however often its
+// eviction has to be asked for.
 func TestPodsThatComeBack(t *testing.T) {
 	t.Parallel()
+	denies := status(400, `admission webhook "guard.example.com" denied the request: not now`)
 	for name, tt := range map[string]struct {
 		pods    int
 		change  func(p *corev1.Pod)
 		payload string
 		rounds  int // of successors, until none comes any more; 0: they always do
+		// answer is of the first so many evictions of each successor, which come to nothing.
+		answer error
+		fails  int
 		// least and most are evictions and deletions in two minutes.
 		least, most int
 		code, says  string
@@ -94,7 +100,15 @@ func TestPodsThatComeBack(t *testing.T) {
 		"several":           {pods: 4, change: named, least: 8, most: 14, code: codeReturns, says: "brings its pods back"},
 		"a blind scheduler": {pods: 1, change: func(p *corev1.Pod) { p.Spec.SchedulerName = "blind" }, least: 7, most: 11, code: codeReturns, says: "what places them (scheduler blind) does not heed that"},
 		"late for once":     {pods: 12, change: func(*corev1.Pod) {}, rounds: 1, least: 24, most: 24},
-		"for some rounds":   {pods: 1, change: named, rounds: 4, least: 5, most: 5},
+		"late, and denied": {pods: 1, change: func(*corev1.Pod) {}, rounds: 1, least: 2, most: 2,
+			answer: denies, fails: 3},
+		"late, and denied to the end": {pods: 1, change: func(*corev1.Pod) {}, rounds: 1, least: 1, most: 1,
+			answer: denies, fails: 1000, code: "eviction_refused", says: "guard.example.com"},
+		"late, denied, and force": {pods: 1, change: func(*corev1.Pod) {}, payload: `{"on_deadline":"force","force_window_seconds":60}`, rounds: 1, least: 2, most: 2,
+			answer: denies, fails: 1000},
+		"late, and unanswered": {pods: 1, change: func(*corev1.Pod) {}, rounds: 1, least: 2, most: 2,
+			answer: apierrors.NewTimeoutError("request did not complete within requested timeout", 0), fails: 1},
+		"for some rounds": {pods: 1, change: named, rounds: 4, least: 5, most: 5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -128,10 +142,19 @@ func TestPodsThatComeBack(t *testing.T) {
 						t.Error(err)
 					}
 				}
+				met := map[string]int{}
 				b.e.send = func(_ context.Context, ev *policyv1.Eviction) error {
-					if len(ev.DeleteOptions.DryRun) == 0 {
-						succeed(ev.Name)
+					if len(ev.DeleteOptions.DryRun) > 0 {
+						return nil
 					}
+					mu.Lock()
+					met[ev.Name]++
+					fails := !strings.HasSuffix(ev.Name, "-0") && met[ev.Name] <= tt.fails
+					mu.Unlock()
+					if fails {
+						return tt.answer
+					}
+					succeed(ev.Name)
 					return nil
 				}
 				b.e.c.Client = deletesPods{b.e.c.Client, succeed}
@@ -154,13 +177,16 @@ func TestPodsThatComeBack(t *testing.T) {
 					b.task.Step = executor.StepNamed(b.task.Assignment, "wait")
 					o = b.e.drain().Steps["wait"].Execute(ctx, b.task)
 				}
-				if o.ErrorCode != tt.code || !strings.Contains(o.Detail, tt.says) || tt.code != "" && o.ActionCode != operation.ActRestoreDependency {
+				if o.ErrorCode != tt.code || !strings.Contains(o.Detail, tt.says) || tt.code == codeReturns && o.ActionCode != operation.ActRestoreDependency {
 					t.Errorf("%+v", o)
 				}
 				if removed < tt.least || removed > tt.most {
 					t.Errorf("%d pods were told to go", removed)
 				}
-				if x := told[codeReturns]; tt.code != "" && (x.Rule != "replicaset/ns/web" || x.Since == nil || !strings.Contains(x.Detail, tt.says)) {
+				if x, back := told[codeReturns]; back && tt.fails > 0 {
+					t.Errorf("one that was late for once, told %+v", x)
+				}
+				if x := told[codeReturns]; tt.code == codeReturns && (x.Rule != "replicaset/ns/web" || x.Since == nil || !strings.Contains(x.Detail, tt.says)) {
 					t.Errorf("told %+v", told)
 				}
 			})

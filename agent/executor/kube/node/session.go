@@ -41,6 +41,7 @@ type planned struct {
 	verdict  verdict
 	wave     int
 	back     bool      // it came after the plan, for one of its controller's that was told to go
+	turned   bool      // it took its turn among those that came back
 	evicted  time.Time // when the eviction was accepted
 	gone     time.Time
 	isGone   bool
