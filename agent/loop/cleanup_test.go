@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -155,6 +156,71 @@ func TestCutOffFinishesItsCleanup(t *testing.T) {
 				s := b.plane.ended(t, op, tc.deadline+3*time.Second)
 				if s.Phase != tc.phase || s.Generation != 1 || s.Assignments[0].Ended != "reported" {
 					t.Errorf("ended %s, generation %d, %+v", s.Phase, s.Generation, s.Assignments)
+				}
+			})
+		})
+	}
+}
+
+// unseen is an executor that cannot look at its target while it is cut off.
+type unseen struct{ *cutInCleanup }
+
+func (a unseen) Observe(ctx context.Context, as *protocol.Assignment) executor.Ending {
+	if a.away.Load() {
+		pause(ctx, 8*time.Second)
+		return executor.Ending{}
+	}
+	return a.cutInCleanup.Observe(ctx, as)
+}
+
+// TestCutOffKeepsTheCause: where nothing answers until the deadline the operation has
+// failed of what it failed of, in whichever lease that was, and can be retried; what is
+// not cleaned up is left behind. What a cancel ended has failed of nothing.
+func TestCutOffKeepsTheCause(t *testing.T) {
+	for name, tc := range map[string]struct {
+		deadline time.Duration
+		fails    bool
+		phase    operation.Phase
+		code     string
+		later    bool // a lease after the one that met it ends it
+	}{
+		"of a failure, in its lease":    {90 * time.Second, true, operation.Failed, "pdb_blocked", false},
+		"of a failure, in the next":     {130 * time.Second, true, operation.Failed, "pdb_blocked", true},
+		"of a failure, in a later one":  {5 * time.Minute, true, operation.Failed, "pdb_blocked", true},
+		"of a cancel, in a later lease": {5 * time.Minute, false, operation.TimedOut, codeDeadline, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bench) {
+				begun := make(chan struct{}, 1)
+				b.exec.execute["evict"] = func(_ context.Context, task *executor.Task) executor.Outcome {
+					if tc.fails {
+						return executor.Permanent("pdb_blocked", "a budget")
+					}
+					begun <- struct{}{}
+					<-task.Cancelled
+					return executor.Waiting("cancelled", "at a boundary")
+				}
+				b.cfg.Executor = unseen{&cutInCleanup{apart: apart{script: b.exec, cutIn: "restore"}}}
+				b.start()
+				op := b.plane.submit("cause", tc.deadline, drainPlan()...)
+				if !tc.fails {
+					<-begun
+					b.plane.cancel(t, op)
+					b.plane.ring(op, protocol.KindAttention)
+				}
+				s := b.plane.ended(t, op, tc.deadline+2*time.Second)
+				x := s.Result
+				if s.Phase != tc.phase || x.Cause.ErrorCode != tc.code || x.Retryable != tc.fails || x.Cleanup.State != operation.CleanupAbandoned {
+					t.Errorf("ended %s, retryable %v, cause %+v, cleanup %+v", s.Phase, x.Retryable, x.Cause, x.Cleanup)
+				}
+				if _, act, text := executor.Action(tc.code); tc.fails && (x.NextAction.Code != act || x.NextAction.Text != text || x.Cause.StepID != b.plane.ops[op].Spec.Steps[2].ID) {
+					t.Errorf("next %+v, cause %+v", x.NextAction, x.Cause)
+				}
+				if !slices.ContainsFunc(x.Residual, func(r operation.Residual) bool { return r.Step == "cordon" }) {
+					t.Errorf("residual %+v", x.Residual)
+				}
+				if last := s.Assignments[len(s.Assignments)-1]; last.Ended != "reported" || s.Generation > 1 != tc.later {
+					t.Errorf("generation %d, the last lease %+v", s.Generation, last)
 				}
 			})
 		})

@@ -48,10 +48,25 @@ func (r *run) conclude(held, work context.Context, e end) *protocol.Final {
 		if r.needsCleanup() {
 			f.Cleanup = &operation.Cleanup{State: operation.CleanupAbandoned, Detail: "the deadline has passed"}
 		}
+		if s := r.failedFirst(e); s != nil { // the first cause stands, whichever lease met it
+			e = end{outcome: protocol.FinalFailed, step: s, out: failedBefore(s)}
+			f.Outcome = e.outcome
+		}
 	}
 	r.explain(f, e)
 	r.observe(held, f)
 	return f
+}
+
+// failedFirst is the required step that had failed before the deadline ended the run, by
+// itself and not by a cancel or a deadline; nil if none had.
+func (r *run) failedFirst(e end) *stepState {
+	for _, s := range r.steps {
+		if s != e.step && s.Required && !s.Cleanup && s.Phase == operation.StepFailed && s.ErrorCode != codeCancelled && s.ErrorCode != codeDeadline {
+			return s
+		}
+	}
+	return nil
 }
 
 // explain fills in the cause and what a person can do.
@@ -130,6 +145,10 @@ func (r *run) observe(ctx context.Context, f *protocol.Final) {
 		return
 	case protocol.FinalTimedOut:
 		within = observeAtDeadline
+	case protocol.FinalFailed:
+		if r.lease.remaining() == 0 { // its cleanup took until then, or was waited for
+			within = observeAtDeadline
+		}
 	case protocol.FinalCancelled:
 		if r.untouched() {
 			within = observeUntouched

@@ -193,7 +193,7 @@ func (tx *transaction) end(f Final) error {
 		r.NextAction = &NextAction{Code: r.NextAction.Code, Text: notRetry(r.NextAction.Text, again)}
 	}
 	left := tx.residual()
-	if !f.Observed && (r.Outcome == TimedOut || r.Outcome == Cancelled) {
+	if !f.Observed && (r.Outcome == TimedOut || r.Outcome == Cancelled || r.Cleanup.State == CleanupAbandoned) {
 		left = tx.left()
 	}
 	r.Residual = tx.besides(tx.ownResidual(r.Residual), left)

@@ -156,6 +156,10 @@ func TestWhatNobodyLookedAtIsNamed(t *testing.T) {
 			h.after(t, h.report(&Final{Outcome: FinalHandBack}))
 			return RequestCancel{By: person}
 		}, map[string]string{"cordon": cordon, "evict": evict + "begun (budget web allows none)"}},
+		"failed, and no time to clean up": {cordoned().told(t, is("evict", StepRunning), StepReport{StepID: "stp_evict", Phase: StepFailed, Detail: "budget web allows none"}),
+			func(h *history) Change {
+				return h.report(&Final{Outcome: FinalFailed, Cleanup: &Cleanup{State: CleanupAbandoned}})
+			}, map[string]string{"cordon": cordon, "evict": evict + "begun (budget web allows none)"}},
 		"cleaned up, and could not look": {cordoned().after(t, RequestCancel{By: person}).told(t, ran("restore")...),
 			func(h *history) Change { return h.report(&Final{Outcome: FinalCancelled}) }, nil},
 		"failed by hand": {cordoned().told(t, is("evict", StepRunning)).after(t, LoseLease{}),
