@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -105,6 +106,56 @@ func TestResetAwaitsAnothers(t *testing.T) {
 			if o.ErrorCode == report.CodeInProgress || made(client, "jobs", "") != 1 || len(shown) != 0 {
 				t.Errorf("once that has ended: %+v, %d jobs were asked for, blockers %+v", o, made(client, "jobs", ""), shown)
 			}
+		})
+	}
+}
+
+// TestHostThatCannotTell: a host that cannot say what became of a reset is asked again
+// where one may have been begun; of one that never was its preflight says the same, and
+// ends the wait.
+func TestHostThatCannotTell(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		attempts   int
+		generation int64
+		code       string
+		want       operation.StepPhase
+	}{
+		"its folder is broken":           {0, 1, report.CodeHost, operation.StepPending},
+		"it does not know the question":  {0, 1, report.CodeInvalid, operation.StepPending},
+		"a reset is under way":           {0, 1, report.CodeInProgress, operation.StepUnknown},
+		"a later run was there":          {0, 1, report.CodeStale, operation.StepUnknown},
+		"broken, and one was begun":      {1, 2, report.CodeHost, operation.StepUnknown},
+		"broken, and it may have been":   {0, 1_000_002, report.CodeHost, operation.StepUnknown},
+		"under way, and one was begun":   {1, 2, report.CodeInProgress, operation.StepUnknown},
+		"it does not know what was done": {0, 1, report.CodeUnknown, operation.StepUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				e, client, _ := fakes(t)
+				task := stepTask("op_a", 1, c.generation)
+				task.Step.Attempts = c.attempts
+				answers(t, client, func(n int) report.Answer {
+					verb := report.VerbMark
+					if n > 1 {
+						verb = report.VerbPreflight
+					}
+					a := yes(task, verb)
+					a.OK, a.Code, a.Detail, a.Device = false, c.code, "no such folder", nil
+					return a
+				})
+				f := e.probeReset(t.Context(), task)
+				if f.Phase != c.want || !strings.Contains(f.Detail, "no such folder") || f.Phase == operation.StepUnknown && f.ErrorCode != c.code {
+					t.Errorf("found %+v", f)
+				}
+				if c.want == operation.StepUnknown {
+					return
+				}
+				if o := e.step(e.preflight)(t.Context(), task); o.Class != operation.OutcomePermanent || o.ErrorCode != "host_error" || !o.Retryable {
+					t.Errorf("the preflight: %+v", o)
+				}
+			})
 		})
 	}
 }

@@ -2,7 +2,6 @@ package device
 
 import (
 	"context"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,31 +116,68 @@ func TestNodeComesBack(t *testing.T) {
 	})
 }
 
-// TestNodeGoneBeforeAnyReset: what became of a reset that was begun cannot be read from a
-// node that is gone. Of one that never was there is nothing to wait for: its preflight
-// says that the node is gone.
-func TestNodeGoneBeforeAnyReset(t *testing.T) {
+// TestNodeAwayBeforeAnyReset: what became of a reset that was begun cannot be read from a
+// node that is gone or unreachable. Of one that never was there is nothing to wait for: its
+// preflight says how the node is, and waits for one that was lost a moment ago.
+func TestNodeAwayBeforeAnyReset(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		attempts   int
 		generation int64
+		jobs       []string // operations whose Job of a reset has not ended
 		want       operation.StepPhase
+		code       string // of what is not known; "": the node
 	}{
-		"never begun":                   {0, 1, operation.StepPending},
-		"begun":                         {1, 2, operation.StepUnknown},
-		"restored: it may have been so": {0, 1_000_002, operation.StepUnknown},
+		"never begun":                   {0, 1, nil, operation.StepPending, ""},
+		"begun":                         {1, 2, nil, operation.StepUnknown, ""},
+		"restored: it may have been so": {0, 1_000_002, nil, operation.StepUnknown, ""},
+		"not by its record, by its Job": {0, 2, []string{"op_a"}, operation.StepUnknown, ""},
+		"another's may reset it yet":    {0, 1, []string{"op_other"}, operation.StepUnknown, report.CodeInProgress},
 	} {
-		e, client, _ := fakes(t)
-		if err := client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("nodes"), "", fakeNode); err != nil {
-			t.Fatal(err)
-		}
-		task := stepTask("op_a", 1, c.generation)
-		task.Step.Attempts = c.attempts
-		if f := e.probeReset(t.Context(), task); f.Phase != c.want || !strings.Contains(f.Detail, "is gone") {
-			t.Errorf("%s: %+v", name, f)
-		}
-		if o := e.step(e.preflight)(t.Context(), task); o.Class != operation.OutcomePermanent || o.ErrorCode != report.CodeGone {
-			t.Errorf("%s: the preflight: %+v", name, o)
+		for node, n := range map[string]struct {
+			away  func(t *testing.T, e *devices)
+			code  string
+			class string // of the preflight
+		}{
+			"gone": {func(t *testing.T, e *devices) {
+				if err := e.c.Client.CoreV1().Nodes().Delete(t.Context(), fakeNode, metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}, report.CodeGone, operation.OutcomePermanent},
+			"unreachable for long": {func(t *testing.T, e *devices) {
+				unreachableSince(t, e, corev1.ConditionUnknown, time.Now().Add(-DefaultNodePatience-time.Second))
+			}, codeUnreachable, operation.OutcomePermanent},
+			"unreachable for a moment": {func(t *testing.T, e *devices) {
+				unreachableSince(t, e, corev1.ConditionUnknown, time.Now().Add(-10*time.Second))
+			}, codeUnreachable, operation.OutcomeWaiting},
+		} {
+			t.Run(name+", "+node, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					e, client, _ := fakes(t)
+					n.away(t, e)
+					for _, op := range c.jobs {
+						if err := client.Tracker().Add(asked(e, stepTask(op, 1, 1), report.VerbReset, time.Now(), time.Time{})); err != nil {
+							t.Fatal(err)
+						}
+					}
+					task := stepTask("op_a", 1, c.generation)
+					task.Step.Attempts = c.attempts
+					f := e.probeReset(t.Context(), task)
+					if f.Phase != c.want || c.code != "" && f.ErrorCode != c.code {
+						t.Errorf("found %+v", f)
+					}
+					if made(client, "jobs", "") != 0 {
+						t.Error("a Job was made for a node that is away")
+					}
+					if len(c.jobs) > 0 {
+						return
+					}
+					if o := e.step(e.preflight)(t.Context(), task); o.Class != n.class || o.ErrorCode != n.code {
+						t.Errorf("the preflight: %+v", o)
+					}
+				})
+			})
 		}
 	}
 }

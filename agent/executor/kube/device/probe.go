@@ -161,12 +161,13 @@ func (e *devices) probeMark(ctx context.Context, t *executor.Task, d target, res
 			return e.marked(t, h.answer, len(resets))
 		}
 	}
+	never := neverBegun(t, resets)
 	away, err := e.nodeState(ctx, d.node)
 	switch {
 	case err != nil:
 		return cluster.Unread(err)
-	case away != nil && away.code == report.CodeGone && t.Step.Attempts == 0 && !operation.FromBackup(t.Assignment.Generation):
-		return executor.ToRun(away.why + ": the preflight says so") // no reset was begun, and there is nothing to wait for
+	case away != nil && never:
+		return executor.ToRun(away.why + ": " + preflightSays)
 	case away != nil && away.code == report.CodeGone:
 		return executor.Unknown(away.code, away.why+": what became of the reset cannot be read any more")
 	case away != nil:
@@ -182,7 +183,20 @@ func (e *devices) probeMark(ctx context.Context, t *executor.Task, d target, res
 	if h.answer == nil {
 		return executor.Unknown("no_answer", strings.TrimSpace(fmt.Sprintf("the host was asked for its mark by job %s and has not answered: %s %s", owed.Name, h.code, h.why)))
 	}
+	if a := h.answer; never && !a.OK && (a.Code == report.CodeHost || a.Code == report.CodeInvalid) {
+		return executor.ToRun(fmt.Sprintf("the host could not tell of a reset (%s): %s: %s", a.Code, a.Detail, preflightSays))
+	}
 	return e.marked(t, h.answer, len(resets))
+}
+
+// preflightSays ends what keeps a reset that was never begun: of that there is nothing to
+// find out, and the preflight meets the same, waits for it as long as is of use, and says
+// what to do. Another operation's Job is waited for before it comes to that.
+const preflightSays = "the preflight says so"
+
+// neverBegun tells whether no lease of the run began a reset.
+func neverBegun(t *executor.Task, resets []*batchv1.Job) bool {
+	return len(resets) == 0 && t.Step.Attempts == 0 && !operation.FromBackup(t.Assignment.Generation)
 }
 
 // tells whether a Job that asked for the mark was made after all that reset had
