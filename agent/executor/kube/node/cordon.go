@@ -217,24 +217,46 @@ func (e *nodes) probeRestore(ctx context.Context, t *executor.Task) executor.Fin
 		return cluster.Unread(err)
 	case code != "":
 		return executor.Found(detail)
+	case !ours(CordonOf(n), t.Assignment.Operation) && mayCordonYet(t.Assignment, n):
+		return executor.ToRun("no cordon of this operation is on the node, but one that an earlier lease asked for may come yet")
 	case !ours(CordonOf(n), t.Assignment.Operation):
-		return executor.Found("no cordon of this operation is on the node")
+		return executor.Found(noCordon)
 	}
 	return executor.ToRun("this operation's cordon is on the node")
 }
 
-// restore lifts the cordon if this operation placed it; nobody else's. see gets the
-// node as it was read.
+// noCordon is why there is nothing to restore.
+const noCordon = "no cordon of this operation is on the node"
+
+// mayCordonYet tells whether a cordon that an earlier lease asked for, and that a webhook
+// still holds, may land on the node as it was read. One is asked for under the node's
+// resourceVersion, where it was schedulable and without a mark of the run (toCordon).
+func mayCordonYet(a *protocol.Assignment, n *corev1.Node) bool {
+	on, marked := cluster.ReadMark(n.Annotations)
+	return a.Generation > 1 && !n.Spec.Unschedulable && !(marked && on.SameRun(markOf(a)))
+}
+
+// restore lifts the cordon if this operation placed it; nobody else's. That there is none
+// it says only once none can come any more. see gets the node as it was read.
 func (e *nodes) restore(ctx context.Context, t *executor.Task, see func(n *corev1.Node)) executor.Outcome {
-	n, o := e.patch(ctx, t, "uncordon", nil, func(n *corev1.Node) wish {
+	judge := func(n *corev1.Node) wish {
 		see(n)
 		if !ours(CordonOf(n), t.Assignment.Operation) {
-			return wish{done: "no cordon of this operation is on the node"}
+			return wish{done: noCordon}
 		}
 		set := lift()
 		e.sign(t.Assignment, set)
 		return wish{set: set}
-	})
+	}
+	n, o := e.patch(ctx, t, "uncordon", nil, judge)
+	if o.Class == operation.OutcomeDone && mayCordonYet(t.Assignment, n) {
+		var stop *executor.Outcome
+		if n, stop = e.rely(ctx, t, n, nil); stop != nil {
+			o = *stop
+		} else {
+			n, o = e.patch(ctx, t, "uncordon", n, judge)
+		}
+	}
 	switch {
 	case o.ErrorCode == "node_gone" || o.ErrorCode == "node_replaced":
 		return executor.Done(fmt.Sprintf("nothing to restore: %s", o.Detail))
