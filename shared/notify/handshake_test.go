@@ -72,13 +72,3 @@ func TestSlowHandshake(t *testing.T) {
 		})
 	}
 }
-
-// TestDialsEnd: a dial that a try gave up ends by itself, after as long as a try may take.
-func TestDialsEnd(t *testing.T) {
-	t.Parallel()
-	s := &Service{Store: &record.Store{Now: time.Now}}
-	tr, d := s.client(KindWebhook, "https").Transport.(*http.Transport), s.dialer(KindWebhook, "https")
-	if tr.TLSHandshakeTimeout != MaxTimeout || d.Timeout != MaxTimeout {
-		t.Errorf("a connection ends after %s, a handshake after %s", d.Timeout, tr.TLSHandshakeTimeout)
-	}
-}
