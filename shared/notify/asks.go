@@ -42,7 +42,7 @@ type asks struct {
 	// queues has what is to be told, by URL.
 	queues map[string]*queue
 	doubts *doubts
-	// dropped: there were messages that not all had answered.
+	// dropped: there were messages that not all had answered, or whose answer was not kept.
 	dropped bool
 }
 

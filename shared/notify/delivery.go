@@ -89,6 +89,11 @@ type Delivery struct {
 // open tells whether it is to be sent.
 func (d *Delivery) open() bool { return d.State == Pending || d.State == Active }
 
+// failed tells whether its last try did, or that there was none. What it says of an
+// Alertmanager that has yet to answer (postpone) tells nothing of that: the status is
+// still that of the last try.
+func (d *Delivery) failed() bool { return d.LastError != "" && d.LastStatus/100 != 2 }
+
 // pointer is the key by which it is found when it is due.
 func (d *Delivery) pointer() ledger.Key {
 	return record.PendingKey(d.Receiver, d.Next, d.Sequence, d.ID)

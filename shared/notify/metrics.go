@@ -65,7 +65,7 @@ func (m *Metrics) took(d time.Duration) {
 func (m *Metrics) tried(was, d *Delivery, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if was.Tries > 0 && was.LastError != "" {
+	if was.Tries > 0 && was.failed() {
 		m.stats.Retried++
 	}
 	if d.LastError != "" {

@@ -42,7 +42,7 @@ func (a *answer) refused() bool {
 func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) error {
 	now := s.now()
 	n := *d
-	if d.LastError == "" {
+	if !d.failed() {
 		n.Tries, n.Early = 0, 0 // none, or an Alertmanager's that was taken and is told again
 	}
 	if n.LastStatus, n.LastError = a.status, a.err; !a.notAsked {

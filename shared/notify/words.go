@@ -157,12 +157,17 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 			s.ask(ctx, h.asks, r, to, ws, now)
 		}
 	}
-	return each(h.over(r, answered, now), func(w *word) error {
+	over := h.over(r, answered, now)
+	cut := slices.ContainsFunc(over, func(w *word) bool { return w.said.cut })
+	err := each(over, func(w *word) error {
 		if w.said.cut {
 			return nil // it is due again, since it was postponed
 		}
 		return unlessOther(s.settle(ctx, r, w.d, w.said), w.d)
 	})
+	// Whoever has the lane next need not wait for what they were postponed to.
+	h.asks.dropped = h.asks.dropped || cut || err != nil
+	return err
 }
 
 // over takes those of the words out that no Alertmanager has still to answer.
@@ -211,7 +216,7 @@ func (s *Service) doubt(ctx context.Context, h *held, r *target, a *reply) {
 		}
 		return on[w.d.ID]
 	})
-	anew := slices.DeleteFunc(slices.Clone(a.words), func(w *word) bool { return w.d.LastError != "" })
+	anew := slices.DeleteFunc(slices.Clone(a.words), func(w *word) bool { return (&answer{status: w.d.LastStatus}).refused() })
 	if len(anew) > 0 {
 		s.Logger.WarnContext(ctx, "an Alertmanager refuses alerts", "receiver", r.Name, "id", r.ID, "endpoint", a.to.name, "alerts", len(anew),
 			"first", anew[0].d.Alert, "status", a.answer.status)
