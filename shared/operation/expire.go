@@ -1,11 +1,20 @@
 package operation
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
 
-// Expire: the deadline has passed and no agent can act on it any more.
+// Codes that an agent gives to a step which the end of its operation cut short; no
+// failure of the step's own.
+const (
+	codeDeadline  = "deadline_exceeded"
+	codeCancelled = "cancelled"
+)
+
+// Expire: the deadline has passed and no agent can act on it any more. It timed out,
+// unless a step had failed before: the first cause stands.
 type Expire struct {
 	// Away is since when, at the latest, the plane itself did not look after the
 	// operation: it was not running, or far behind. Zero: it did.
@@ -48,14 +57,50 @@ func (c Expire) apply(tx *transaction) error {
 		detail += "; " + tx.away(c.Away)
 		next = NextAction{Code: ActEscalate, Text: "find out why the plane was away then" + told + ", and ask again with a later deadline"}
 	}
-	cause := Cause{ErrorCode: "deadline_exceeded", Detail: detail}
+	cause := Cause{ErrorCode: codeDeadline, Detail: detail}
 	if i := tx.firstOpen(); i >= 0 && tx.s.StartedAt != nil {
 		cause.StepID = tx.spec.Steps[i].ID
 	}
 	tx.forget(gone)
 	tx.endLease("deadline")
+	if i := tx.failedItself(); i >= 0 && Legal(tx.s.Phase, Failed, ByDeadline) {
+		return tx.failLate(i, detail, next.Code == ActRecoverAgent)
+	}
 	tx.finish(Result{Outcome: TimedOut, Message: detail, Cause: &cause, Residual: tx.left(), Cleanup: tx.abandoned(), NextAction: &next})
-	return tx.move(TimedOut, ByDeadline, Sweep, "deadline_exceeded", detail)
+	return tx.move(TimedOut, ByDeadline, Sweep, codeDeadline, detail)
+}
+
+// failedItself returns the index of the first required step that failed, and was not cut
+// short, or -1.
+func (tx *transaction) failedItself() int {
+	for i, p := range tx.spec.Steps {
+		st := &tx.s.Steps[i]
+		if p.Required && !p.Cleanup && st.Phase == StepFailed && st.ErrorCode != codeCancelled && st.ErrorCode != codeDeadline {
+			return i
+		}
+	}
+	return -1
+}
+
+// failLate ends, at the deadline, what had failed of a step and only waited to be cleaned
+// up. The advice of the step's code is its agent's to give, and the plane's is general.
+func (tx *transaction) failLate(step int, late string, agentless bool) error {
+	st, said := tx.s.Steps[step], tx.spec.Steps[step].Name+" failed"
+	if st.Detail != "" {
+		said += ": " + st.Detail
+	}
+	cause := Cause{ErrorCode: cmp.Or(st.ErrorCode, "step_failed"), StepID: tx.spec.Steps[step].ID, CommandID: st.CommandID, Detail: said}
+	retryable := tx.runsAgain()
+	next := NextAction{Code: ActRetry, Text: "mend what failed" + ThenRetry}
+	if !retryable {
+		next = NextAction{Code: ActEscalate, Text: "mend what failed, bring what it left into order, and ask for a new operation"}
+	}
+	if agentless {
+		next = NextAction{Code: ActRecoverAgent, Text: "bring an agent of the cluster back, " + next.Text}
+	}
+	said += "; then " + late
+	tx.finish(Result{Outcome: Failed, Message: said, Cause: &cause, Retryable: retryable, Residual: tx.left(), Cleanup: tx.abandoned(), NextAction: &next})
+	return tx.move(Failed, ByDeadline, Sweep, cause.ErrorCode, said)
 }
 
 // silent is the agent that held the operation last and was not heard of any more; ""

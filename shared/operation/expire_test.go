@@ -76,6 +76,47 @@ func TestAnAbsentPlaneBlamesNoAgent(t *testing.T) {
 	}
 }
 
+// TestAFailureOutlivesTheDeadline: what a step failed of is the cause, where only the
+// cleanup was left to do when the deadline passed. What a cancel or the deadline cut short
+// has failed of nothing.
+func TestAFailureOutlivesTheDeadline(t *testing.T) {
+	t.Parallel()
+	evicted := func(code string) *history {
+		return running(t).told(t, is("look", StepRunning), StepReport{StepID: "stp_look", Phase: StepSucceeded, Outcome: OutcomeDone}, is("evict", StepRunning),
+			StepReport{StepID: "stp_evict", Phase: StepFailed, Outcome: OutcomePermanent, ErrorCode: code, Detail: "budget web allows none", CommandID: "cmd_1"})
+	}
+	left := func(h *history) *history { return h.after(t, h.report(&Final{Outcome: FinalHandBack})) }
+	reset := running(t).told(t, is("look", StepSucceeded), is("evict", StepSucceeded), is("reset", StepRunning),
+		StepReport{StepID: "stp_reset", Phase: StepFailed, ErrorCode: "device_busy", Detail: "held"})
+	const dead = "agent agt_a was not heard of any more"
+	for name, c := range map[string]struct {
+		h         *history
+		code      string
+		act, text string
+		says      string
+	}{
+		"handed back":                   {left(evicted("pdb_blocked")), "pdb_blocked", ActRetry, "mend what failed, then retry", "then the deadline passed"},
+		"its agent is gone":             {evicted("pdb_blocked").after(t, LoseLease{}), "pdb_blocked", ActRecoverAgent, "agent of the cluster back, mend what failed, then retry", dead},
+		"its agent held it, cancelled":  {evicted("pdb_blocked").after(t, RequestCancel{By: person}), "pdb_blocked", ActRecoverAgent, "then retry", dead},
+		"without a code":                {left(evicted("")), "step_failed", ActRetry, "then retry", "budget web allows none"},
+		"a step that may not run again": {left(reset), "device_busy", ActEscalate, "ask for a new operation", "reset failed: held"},
+	} {
+		r := c.h.after(t, Expire{}).wantPhase(t, Failed).s.Result
+		if r.Cause.ErrorCode != c.code || r.NextAction.Code != c.act || !strings.Contains(r.NextAction.Text, c.text) || !strings.Contains(r.Message, c.says) ||
+			r.Cleanup.State != CleanupAbandoned || len(r.Residual) == 0 || r.Retryable != (c.code != "device_busy") {
+			t.Errorf("%s: %+v, cause %+v, next %+v", name, r, r.Cause, r.NextAction)
+		}
+		if err := c.h.try(Retry{By: person, Deadline: c.h.at.Add(time.Hour)}); (err == nil) != r.Retryable {
+			t.Errorf("%s: retryable %v, retried: %v", name, r.Retryable, err)
+		}
+	}
+	for _, code := range []string{codeCancelled, codeDeadline} {
+		if r := left(evicted(code)).after(t, Expire{}).wantPhase(t, TimedOut).s.Result; r.Cause.ErrorCode != codeDeadline {
+			t.Errorf("%s: cause %+v", code, r.Cause)
+		}
+	}
+}
+
 // nearly is ten seconds before the deadline.
 func nearly(h *history) *history {
 	h.at = h.s.Deadline.Add(-10 * time.Second)

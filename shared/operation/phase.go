@@ -94,6 +94,7 @@ var Transitions = []Transition{
 	{Running, Cancelling, ByCancel},
 	{Running, Reconciling, ByLoss},
 	{Running, TimedOut, ByDeadline},
+	{Running, Failed, ByDeadline}, // of what a step failed of before
 
 	{Reconciling, Running, BySettled},
 	{Reconciling, Cancelling, BySettled},
@@ -106,6 +107,7 @@ var Transitions = []Transition{
 	{Reconciling, Failed, ByResolve},
 	{Reconciling, Cancelled, ByResolve},
 	{Reconciling, TimedOut, ByDeadline},
+	{Reconciling, Failed, ByDeadline},
 
 	{Cancelling, Succeeded, ByReport},
 	{Cancelling, Failed, ByReport},
@@ -114,6 +116,7 @@ var Transitions = []Transition{
 	{Cancelling, Reconciling, ByReport},
 	{Cancelling, Reconciling, ByLoss},
 	{Cancelling, TimedOut, ByDeadline},
+	{Cancelling, Failed, ByDeadline},
 
 	{Failed, Pending, ByRetry},
 }
