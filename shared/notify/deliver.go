@@ -66,7 +66,7 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 	if err != nil || h == nil {
 		return err
 	}
-	defer s.finish(h)
+	defer h.asks.drop()
 	for {
 		next, err := s.round(ctx, h)
 		if ctx.Err() != nil { // what was cut off is tried by whoever comes next

@@ -86,10 +86,16 @@ func (d *doubt) spent(q *queue, now time.Time) ([]string, answer) {
 	}
 	a := d.said
 	a.notAsked, a.until = true, d.began.Add(resend)
-	return q.take(len(q.ids), func(id string) bool {
+	out := q.take(len(q.ids), func(id string) bool {
 		x, is := d.parts[id]
 		return is && (x.alone || d.tries >= refusedTries)
-	}), a
+	})
+	for _, id := range out { // it would have been refused, for all that is known
+		x := d.parts[id]
+		x.at = now
+		d.parts[id] = x
+	}
+	return out, a
 }
 
 // within tells whether tries counts those of now.
@@ -132,13 +138,19 @@ func (d *doubt) refused(ids []string, said answer, now time.Time) (on []string) 
 	return on
 }
 
-// finish drops what is waited for, and keeps what is known of refusals for who here has the
-// lane next.
-func (s *Service) finish(h *held) {
-	h.asks.drop()
+// remember leaves what is known of refusals to who here has the lane next, and returns it;
+// nil: nothing is.
+func (s *Service) remember(h *held) *doubts {
+	if h.asks == nil {
+		return nil
+	}
 	for _, d := range h.asks.doubts.by {
 		if len(d.parts) > 0 {
-			s.doubts.Store(h.receiver, h.asks.doubts)
+			known := h.asks.doubts
+			h.asks.doubts = &doubts{}
+			s.doubts.Store(h.receiver, known)
+			return known
 		}
 	}
+	return nil
 }

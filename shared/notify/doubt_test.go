@@ -2,6 +2,7 @@ package notify
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -196,4 +198,78 @@ func TestDoubtsAreBounded(t *testing.T) {
 	if len(d.parts) != 0 {
 		t.Errorf("%d are remembered when they are taken", len(d.parts))
 	}
+}
+
+// What is told apart is not forgotten while it only waits, since too much was refused.
+func TestDoubtsThatWaitAreKept(t *testing.T) {
+	t.Parallel()
+	d, said := &doubt{parts: map[string]suspect{}}, answer{status: 400}
+	d.refused([]string{"waits"}, said, t0)
+	d.refused([]string{"gone"}, said, t0)
+	later := t0.Add(doubtKept - resend/2)
+	for range refusedTries {
+		d.refused([]string{"other"}, said, later)
+	}
+	q := &queue{has: map[string]bool{}}
+	q.put("waits")
+	q.put("good")
+	if got, as := d.spent(q, later); !slices.Equal(got, []string{"waits"}) || !as.notAsked {
+		t.Errorf("not asked for now: %q, %+v", got, as)
+	}
+	d.refused([]string{"other"}, said, later.Add(resend))
+	if _, is := d.parts["waits"]; !is || len(d.parts) != 2 {
+		t.Errorf("known are %+v", d.parts)
+	}
+}
+
+// What is known of refusals is left to whoever takes the lane, before it is free, and stays
+// where another was faster.
+func TestDoubtsGoWithTheLane(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	am := newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+	known := &doubts{by: map[string]*doubt{am.URL: {parts: map[string]suspect{"1": {}}}}}
+	wakes := func() {
+		ws, err := p.wake(t.Context(), r.ID)
+		if err == nil {
+			err = p.db.Commit(t.Context(), ws...)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	db := &woken{Ledger: p.db, wake: wakes}
+	x := p.another(db)
+	is := func(when string, want any) {
+		t.Helper()
+		if got, _ := x.doubts.Load(r.ID); got != want {
+			t.Errorf("%s: %v is left", when, got)
+		}
+	}
+	x.doubts.Store(r.ID, known)
+	db.times.Store(1)
+	wakes()
+	if h, err := x.take(t.Context(), r.ID, "one", time.Minute); h != nil || err != nil {
+		t.Fatalf("it was taken, %v", err)
+	}
+	is("another was faster", known)
+	h, err := x.take(t.Context(), r.ID, "one", time.Minute)
+	if err != nil || h == nil || h.asks.doubts != known {
+		t.Fatalf("%+v, %v", h, err)
+	}
+	is("it is taken", nil)
+	db.wake = func() {
+		is("it is about to be left", known)
+		wakes()
+	}
+	db.times.Store(1)
+	if err := x.leave(t.Context(), h, p.clock()); !errors.Is(err, ledger.ErrConflict) || h.asks.doubts != known {
+		t.Errorf("%+v, %v", h.asks.doubts, err)
+	}
+	is("it goes on", nil)
+	if err := x.giveBack(t.Context(), h, p.clock()); err != nil {
+		t.Error(err)
+	}
+	is("it is left", known)
 }

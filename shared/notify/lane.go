@@ -120,9 +120,6 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 	}
 	l.Holder = holder
 	h := &held{receiver: receiver, lane: l, version: it.Version, due: it.Due, lease: lease, asks: newAsks()}
-	if d, ok := s.doubts.LoadAndDelete(receiver); ok {
-		h.asks.doubts = d.(*doubts)
-	}
 	err = s.keep(ctx, h)
 	if errors.Is(err, ledger.ErrConflict) {
 		return nil, nil // whoever it was made it due, or holds it
@@ -135,6 +132,9 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 	}
 	if err != nil {
 		return nil, err
+	}
+	if d, ok := s.doubts.LoadAndDelete(receiver); ok { // it is whose the lane is
+		h.asks.doubts = d.(*doubts)
 	}
 	return h, nil
 }
@@ -153,7 +153,12 @@ func (s *Service) leave(ctx context.Context, h *held, due time.Time) error {
 		l.resume(s.now())
 	}
 	l.Holder, l.Lease = "", time.Time{}
-	return s.putLane(ctx, h, l, due)
+	known := s.remember(h) // before another may take the lane
+	err := s.putLane(ctx, h, l, due)
+	if known != nil && errors.Is(err, ledger.ErrConflict) && s.doubts.CompareAndDelete(h.receiver, known) {
+		h.asks.doubts = known // it may go on here
+	}
+	return err
 }
 
 // resume has what Alertmanagers were asked be due for whoever has the lane next, since
@@ -262,7 +267,6 @@ func (s *Service) purge(ctx context.Context, h *held) error {
 		}
 		if len(writes) == 0 {
 			writes = []ledger.Write{{Kind: ledger.Delete, Expect: h.version, Item: ledger.Item{Key: lane}}}
-			h.asks.doubts = &doubts{}
 		}
 		if err := s.Store.Ledger.Commit(ctx, writes...); err != nil {
 			return fmt.Errorf("empty outbox: %w", err)
