@@ -41,7 +41,7 @@ var (
 	depthDesc  = describe("queue_depth", "Doorbells that wait in a cluster's queue.", "cluster")
 	onlineDesc = describe("agents_online", "Agents of a cluster that were heard of lately.", "cluster")
 	deadDesc   = describe("dead_letters", "Messages that were put aside and not sent again; 5,000 are looked at.")
-	oldestDesc = describe("notify_oldest_waiting_seconds", "How long the message has waited that has waited longest for a receiver to take it; 20 of each receiver are looked at.")
+	oldestDesc = describe("notify_oldest_waiting_seconds", "How long the message has waited that has waited longest for a receiver to take it; 20 of each receiver are looked at, and what an Alertmanager took before and is told again does not count.")
 )
 
 // Describe implements prometheus.Collector.

@@ -15,7 +15,9 @@ const waitingMost = 20
 
 // OldestWaiting is how long the message has waited that has waited longest for a receiver,
 // to take it: since its event came, or since it was redelivered, or the receiver enabled. One
-// that is disabled takes nothing, and does not count. 0: there is none.
+// that is disabled takes nothing, and does not count; neither does what an Alertmanager took
+// and is told again (Active), which its hold shows. Of each receiver the first waitingMost
+// are looked at, by when they were made. 0: there is none.
 func (s *Service) OldestWaiting(ctx context.Context) (time.Duration, error) {
 	all, err := s.loadReceivers(ctx)
 	if err != nil {
