@@ -15,8 +15,8 @@ import (
 
 // A webhook may take some messages and not others: it refuses what one alert says, or hangs
 // on it. Those that it would take are not kept back by those, however many there are: a
-// refusal is the message's own, and what was never tried is among what a webhook that fails
-// is tried with.
+// refusal is the message's own, as long as it takes others (refusedMost), and what was never
+// tried is among what a webhook that fails is tried with.
 
 // refuses tells whether an answer of a webhook is about the one message: it is there, and
 // may take others. It is not where a 4xx is about the place (404, 405, 410, 421, 426), who

@@ -44,8 +44,8 @@ func (p *plane) took(r Receiver, rule string) bool {
 }
 
 // TestRefusedMessages: a webhook that refuses messages, however many, is told others at
-// once, and each refused one is tried by its own pauses. One that answers that it is not
-// there, or not for the plane, is left alone for a while.
+// once, and each refused one is tried by its own pauses, as long as it takes some. One that
+// answers that it is not there, or not for the plane, is left alone for a while.
 func TestRefusedMessages(t *testing.T) {
 	t.Parallel()
 	for status, is := range map[int]bool{400: true, 409: true, 413: true, 422: true, 431: true,
@@ -69,14 +69,62 @@ func TestRefusedMessages(t *testing.T) {
 				}
 				return
 			}
-			for range 60 {
+			const others = 60
+			for i := range others {
 				p.advance(10 * time.Second)
-				p.serve()
+				rule := fmt.Sprintf("good%d", i)
+				p.tell(alert.TypeFiring, p.alert(rule))
+				if p.run(); !p.took(r, rule) {
+					t.Errorf("%s is not taken", rule)
+				}
 			}
-			if n := len(s.all()); n != 5*(webhookRound+perHost)+1 {
+			if n := len(s.all()); n != 5*(webhookRound+perHost)+1+others {
 				t.Errorf("%d requests in ten minutes", n)
 			}
 		})
+	}
+}
+
+// TestAllAreRefused: a webhook that refuses message after message, and takes none, is given
+// pauses, which are shown, as one that fails, and ends them when it takes one.
+func TestAllAreRefused(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	s := newPicky(t, p, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(400) })
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
+	held := func() []Held {
+		t.Helper()
+		all, err := p.Holds(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all[r.ID]
+	}
+	p.bad(300)
+	p.run()
+	if n := len(s.all()); n != refusedMost {
+		t.Errorf("%d requests at once", n)
+	}
+	if h := held(); len(h) != 1 || h[0].Fails != 1 || h[0].Error != "answered 400" || h[0].Until == nil {
+		t.Errorf("held: %+v", h)
+	}
+	n, minutes := len(s.all()), 10
+	for range 6 * minutes {
+		p.advance(10 * time.Second)
+		p.serve()
+	}
+	if n = len(s.all()) - n; n > (minutes+7)*probeRound { // the first pauses are shorter
+		t.Errorf("%d requests in ten minutes", n)
+	}
+	p.tell(alert.TypeFiring, p.alert("good"))
+	p.run()
+	p.advance(maxFailHold)
+	p.run()
+	if !p.took(r, "good") {
+		t.Errorf("the new one is not taken in a pause: %+v", held())
+	}
+	if h := held(); len(h) != 1 || h[0].Fails != 1 { // it refused as many since
+		t.Errorf("held since one was taken: %+v", h)
 	}
 }
 

@@ -17,6 +17,8 @@ type hold struct {
 	Fails int       `json:"fails,omitempty"` // how often in a row it took nothing
 	Until time.Time `json:"until"`           // when it is tried again
 	Error string    `json:"error"`
+	// Refused counts what a webhook refused since it took anything.
+	Refused int `json:"refused,omitempty"`
 }
 
 // Held is an endpoint of a receiver that fails, or asked for a pause.
@@ -89,30 +91,45 @@ func (h *held) free(r *target, now time.Time) (bool, time.Time) {
 // fails at times is told by what becomes of messages.
 const loggedFails = 2
 
+// refusedMost is how much a webhook may refuse, and take nothing meanwhile, until it counts
+// as one that takes nothing: two rounds. A check of signatures that fails is often answered
+// with 400.
+const refusedMost = 2 * webhookRound
+
 // came takes over what came of messages to an endpoint: where it took none, or asked for a
-// pause, nothing is sent there for a while. One that refuses what it is told is there.
+// pause, nothing is sent there for a while. One that refuses what it is told is there, but
+// for a webhook that refuses all.
 func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, answers []answer) {
 	was, now := h.lane.Holds[to.url], s.now()
-	next, pause, failed := hold{Error: "it asked for a pause"}, time.Duration(0), true
+	next, pause, failed, took := hold{Refused: was.Refused}, time.Duration(0), true, false
 	for _, a := range answers {
-		pause = max(pause, a.pause)
+		pause, took = max(pause, a.pause), took || a.taken()
 		if a.there(r.Kind) {
 			failed = false
 		}
+		if r.Kind == KindWebhook && a.refuses() {
+			next.Refused++
+		}
 	}
+	if took {
+		next.Refused = 0
+	}
+	failed = failed || next.Refused >= refusedMost
 	if failed {
 		next.Fails, next.Error = was.Fails+1, answers[len(answers)-1].err
 	}
 	switch {
 	case pause > 0:
-		next.Until = now.Add(min(pause, maxHold))
+		if next.Until = now.Add(min(pause, maxHold)); !failed {
+			next.Error = "it asked for a pause"
+		}
 	case failed:
 		next.Until = now.Add(s.failHold(r.Kind, next.Fails))
 	}
 	if h.lane.Holds == nil {
 		h.lane.Holds = map[string]hold{}
 	}
-	if delete(h.lane.Holds, to.url); !next.Until.IsZero() {
+	if delete(h.lane.Holds, to.url); next != (hold{}) {
 		h.lane.Holds[to.url] = next
 	}
 	switch {
