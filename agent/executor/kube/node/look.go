@@ -188,7 +188,7 @@ func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 			o := executor.Permanent("uncordoned_externally", uncordoned(n.Name))
 			return &o
 		}
-		if stop := d.adopt(ctx, false); stop != nil {
+		if stop := d.adopt(ctx, pods, false); stop != nil { // one that came since would be taken to be gone: the next look finds it
 			return stop
 		}
 	}

@@ -126,7 +126,8 @@ func (d *drive) makePlan(ctx context.Context, n *corev1.Node) *executor.Outcome 
 		s.record = old
 	}
 	s.plan = plan
-	if stop := d.adopt(ctx, old == nil || old.Cut); stop != nil {
+	pods, _ := s.pods.In("")
+	if stop := d.adopt(ctx, pods, old == nil || old.Cut); stop != nil {
 		s.plan = nil
 		return stop
 	}
@@ -146,12 +147,11 @@ func (d *drive) makePlan(ctx context.Context, n *corev1.Node) *executor.Outcome 
 	return nil
 }
 
-// adopt takes the pods that are on the node into the plan: all of them, or those
+// adopt takes pods that are on the node into the plan: all of them, or those
 // that could only come by the cordon's being late. A pod that tolerates the cordon
 // and came after the plan is left alone: its replacement would come as well.
-func (d *drive) adopt(ctx context.Context, all bool) *executor.Outcome {
+func (d *drive) adopt(ctx context.Context, pods []*corev1.Pod, all bool) *executor.Outcome {
 	s := d.s
-	pods, _ := s.pods.In("")
 	news := false
 	for _, pod := range pods {
 		if p := s.plan[pod.UID]; p == nil || p.pod == nil {
