@@ -13,8 +13,8 @@ const (
 	codeCancelled = "cancelled"
 )
 
-// Expire: the deadline has passed and no agent can act on it any more. It timed out,
-// unless a step had failed before: the first cause stands.
+// Expire: the deadline has passed and no agent can act on it any more. Where a step had
+// failed before, that is the cause: the first one stands.
 type Expire struct {
 	// Away is since when, at the latest, the plane itself did not look after the
 	// operation: it was not running, or far behind. Zero: it did.
@@ -63,8 +63,9 @@ func (c Expire) apply(tx *transaction) error {
 	}
 	tx.forget(gone)
 	tx.endLease("deadline")
-	if i := tx.failedItself(); i >= 0 && Legal(tx.s.Phase, Failed, ByDeadline) {
-		return tx.failLate(i, detail, next.Code == ActRecoverAgent)
+	if i := tx.failedItself(); i >= 0 {
+		cause, next = tx.failure(i, detail, next)
+		detail = cause.Detail
 	}
 	tx.finish(Result{Outcome: TimedOut, Message: detail, Cause: &cause, Residual: tx.left(), Cleanup: tx.abandoned(), NextAction: &next})
 	return tx.move(TimedOut, ByDeadline, Sweep, codeDeadline, detail)
@@ -82,25 +83,20 @@ func (tx *transaction) failedItself() int {
 	return -1
 }
 
-// failLate ends, at the deadline, what had failed of a step and only waited to be cleaned
-// up. The advice of the step's code is its agent's to give, and the plane's is general.
-func (tx *transaction) failLate(step int, late string, agentless bool) error {
+// failure is the cause and what to do where a step had failed and only its cleanup was
+// waited for. The advice of the step's code is its agent's to give, and the plane's is
+// general; late says how the deadline passed, and next what that alone asks for.
+func (tx *transaction) failure(step int, late string, next NextAction) (Cause, NextAction) {
 	st, said := tx.s.Steps[step], tx.spec.Steps[step].Name+" failed"
 	if st.Detail != "" {
 		said += ": " + st.Detail
 	}
-	cause := Cause{ErrorCode: cmp.Or(st.ErrorCode, "step_failed"), StepID: tx.spec.Steps[step].ID, CommandID: st.CommandID, Detail: said}
-	retryable := tx.runsAgain()
-	next := NextAction{Code: ActRetry, Text: "mend what failed" + ThenRetry}
-	if !retryable {
-		next = NextAction{Code: ActEscalate, Text: "mend what failed, bring what it left into order, and ask for a new operation"}
+	text := "mend what failed, bring what it left into order, and ask for a new operation"
+	if next.Code == ActRecoverAgent {
+		text = "bring an agent of the cluster back, " + text
 	}
-	if agentless {
-		next = NextAction{Code: ActRecoverAgent, Text: "bring an agent of the cluster back, " + next.Text}
-	}
-	said += "; then " + late
-	tx.finish(Result{Outcome: Failed, Message: said, Cause: &cause, Retryable: retryable, Residual: tx.left(), Cleanup: tx.abandoned(), NextAction: &next})
-	return tx.move(Failed, ByDeadline, Sweep, cause.ErrorCode, said)
+	return Cause{ErrorCode: cmp.Or(st.ErrorCode, "step_failed"), StepID: tx.spec.Steps[step].ID, CommandID: st.CommandID, Detail: said + "; then " + late},
+		NextAction{Code: next.Code, Text: text}
 }
 
 // silent is the agent that held the operation last and was not heard of any more; ""

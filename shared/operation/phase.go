@@ -94,7 +94,6 @@ var Transitions = []Transition{
 	{Running, Cancelling, ByCancel},
 	{Running, Reconciling, ByLoss},
 	{Running, TimedOut, ByDeadline},
-	{Running, Failed, ByDeadline}, // of what a step failed of before
 
 	{Reconciling, Running, BySettled},
 	{Reconciling, Cancelling, BySettled},
@@ -107,7 +106,6 @@ var Transitions = []Transition{
 	{Reconciling, Failed, ByResolve},
 	{Reconciling, Cancelled, ByResolve},
 	{Reconciling, TimedOut, ByDeadline},
-	{Reconciling, Failed, ByDeadline},
 
 	{Cancelling, Succeeded, ByReport},
 	{Cancelling, Failed, ByReport},
@@ -116,7 +114,6 @@ var Transitions = []Transition{
 	{Cancelling, Reconciling, ByReport},
 	{Cancelling, Reconciling, ByLoss},
 	{Cancelling, TimedOut, ByDeadline},
-	{Cancelling, Failed, ByDeadline},
 
 	{Failed, Pending, ByRetry},
 }
