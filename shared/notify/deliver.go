@@ -192,7 +192,7 @@ func sooner(x, y time.Time) time.Time {
 
 // pending returns what is due to a receiver, one message an alert, and when the
 // next one is. So many as fresh are, where more is due than the limit, the newest of those
-// that were never tried, and they go first then.
+// that are new (pointed), and what was never tried goes first then.
 func (s *Service) pending(ctx context.Context, r *target, limit, fresh int, now time.Time) (due []*Delivery, next time.Time, err error) {
 	from, to := record.PendingSpan()
 	p, err := s.Store.Ledger.Query(ctx, ledger.Query{PK: record.OutboxPK(r.ID), From: from, To: to, Limit: limit})

@@ -76,6 +76,8 @@ type Delivery struct {
 	Redeliver  int       `json:"redelivered,omitempty"` // how often
 	// RedeliveredAt is when it was redelivered last.
 	RedeliveredAt time.Time `json:"redelivered_at,omitzero"`
+	// First: a webhook's is the first that its receiver is told of the alert.
+	First bool `json:"first,omitempty"`
 	// Payload is a webhook's body.
 	Payload json.RawMessage `json:"payload,omitempty"`
 	// Push is what an Alertmanager is told.
@@ -128,7 +130,7 @@ func moved(was, d *Delivery) []ledger.Write {
 		writes = append(writes, ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: was.pointer()}})
 	}
 	if d.open() && !(was.open() && d.pointer() == was.pointer()) {
-		writes = append(writes, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: d.pointer(), Data: record.Encode(pointed{Tried: d.Tries > 0})}})
+		writes = append(writes, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: d.pointer(), Data: record.Encode(pointed{New: d.First && d.Tries == 0})}})
 	}
 	return writes
 }

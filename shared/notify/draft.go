@@ -128,7 +128,8 @@ func (s *Service) message(ctx context.Context, b *draft, p *pair, now time.Time)
 	_, exists := b.get(keyOf(p))
 	resolved := p.e.Type == alert.TypeResolved
 	mark := record.ToldOfKey(p.r.ID, p.a.ID)
-	if _, was := b.get(mark); resolved && !was || exists {
+	_, was := b.get(mark)
+	if resolved && !was || exists {
 		return
 	}
 	if resolved {
@@ -140,6 +141,7 @@ func (s *Service) message(ctx context.Context, b *draft, p *pair, now time.Time)
 		b.set(mark, &ledger.Item{Key: mark, Data: record.Encode(told{})})
 	}
 	d := newDelivery(webhookID(p.r.ID, p.e.ID), p.r, p.e, p.a, now)
+	d.First = !was
 	d.Payload = record.Encode(Message{Type: p.e.Type, Timestamp: p.e.Timestamp, Data: Data{Alert: *p.a, Sequence: p.e.Sequence, Links: s.links(p.a)}})
 	b.put(&Delivery{}, d)
 }

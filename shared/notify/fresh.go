@@ -40,7 +40,7 @@ func (a *answer) there(kind string) bool {
 	return a.taken() || a.refuses()
 }
 
-// fresh is how many of a webhook's round are to be the newest that were never tried.
+// fresh is how many of a webhook's round are to be the newest that are new (pointed).
 func (h *held) fresh(r *target, limit int) int {
 	if r.Kind == KindWebhook && (h.failing || h.lane.Holds[r.URL].Fails > 0) {
 		return (limit + 1) / 2
@@ -63,17 +63,18 @@ func newestFirst(x, y *Delivery) int {
 }
 
 // newestAmong is how many of the messages that fell due last are looked through for those
-// that were never tried.
+// that are new.
 const newestAmong = 256
 
 // pointed is the data of the pointer by which a message is found that is to be sent.
 type pointed struct {
-	// Tried: the message was tried before.
-	Tried bool `json:"tried,omitempty"`
+	// New: the message was never tried, and is the first of its alert, so that it overtakes
+	// none of that. What an earlier plane put there is not new.
+	New bool `json:"new,omitempty"`
 }
 
 // withNewest puts, in the place of the last of the pointers, those of the newest messages,
-// so many, that are due and were never tried.
+// so many, that are due and new.
 func (s *Service) withNewest(ctx context.Context, r *target, oldest []ledger.Item, most int, now time.Time) ([]ledger.Item, error) {
 	from, _ := record.PendingSpan()
 	p, err := s.Store.Ledger.Query(ctx, ledger.Query{PK: record.OutboxPK(r.ID), From: from,
@@ -83,8 +84,8 @@ func (s *Service) withNewest(ctx context.Context, r *target, oldest []ledger.Ite
 	}
 	var newest []ledger.Item
 	for _, it := range p.Items {
-		// What cannot be read is told by its message.
-		if is, err := record.Decode[pointed](it); len(newest) < most && (err != nil || !is.Tried) {
+		// What cannot be read goes by its time.
+		if is, err := record.Decode[pointed](it); len(newest) < most && err == nil && is.New {
 			newest = append(newest, it)
 		}
 	}

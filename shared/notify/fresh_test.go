@@ -3,7 +3,9 @@ package notify
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -181,5 +183,50 @@ func TestHangingMessages(t *testing.T) {
 	}
 	if !took {
 		t.Errorf("no good one is taken: %+v", p.deliveries(r, Pending)[0])
+	}
+}
+
+// TestNewestOvertakesNoneOfItsAlert: what is told of an alert to a webhook that is back, and
+// was not tried before, comes in order.
+func TestNewestOvertakesNoneOfItsAlert(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	var back atomic.Bool
+	s := newSite(t, p, func(w http.ResponseWriter, _ *http.Request, _ int) {
+		if !back.Load() {
+			w.WriteHeader(500)
+		}
+	})
+	p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
+	var alerts []*alert.Alert
+	for i := range 60 {
+		alerts = append(alerts, p.alert(fmt.Sprintf("rule%d", i)))
+	}
+	p.tell(alert.TypeFiring, alerts...)
+	p.run()
+	tried := map[string]bool{}
+	for _, g := range s.all() {
+		tried[g.message.Data.ID] = true
+	}
+	p.advance(time.Second)
+	p.tell(alert.TypeFlapping, alerts...)
+	p.tell(alert.TypeResolved, alerts...)
+	p.tell(alert.TypeFiring, p.alert("last"))
+	p.advance(5 * time.Second)
+	back.Store(true)
+	n := len(s.all())
+	p.run()
+	all := s.all()[n:]
+	came := map[string][]string{}
+	for _, g := range all {
+		came[g.message.Data.ID] = append(came[g.message.Data.ID], g.message.Type)
+	}
+	for _, a := range alerts {
+		if want := []string{alert.TypeFiring, alert.TypeFlapping, alert.TypeResolved}; !tried[a.ID] && !slices.Equal(came[a.ID], want) {
+			t.Errorf("of %s came %v", a.Rule, came[a.ID])
+		}
+	}
+	if at := slices.IndexFunc(all, func(g got) bool { return g.message.Data.Rule == "last" }); at < 0 || at >= probeRound {
+		t.Errorf("what is new came as number %d", at)
 	}
 }
