@@ -221,7 +221,7 @@ func TestCutOffGivesBack(t *testing.T) {
 				if took := time.Since(cut); s.Phase != operation.Succeeded || len(b.unknowns(op)) > 0 || !tc.keeps && took > holdUnknown+executor.HandBackFor+cutOffPoll {
 					t.Errorf("ended %s after %s, unknown %v", s.Phase, took, b.unknowns(op))
 				}
-				if !tc.keeps && !tc.alone && (s.Generation != 2 || y.began.Load() == 0 || time.Since(cut) > holdUnknown+incompatibleFor+cutAfter+5*time.Second) {
+				if !tc.keeps && !tc.alone && (s.Generation != 2 || y.began.Load() == 0 || time.Since(cut) > holdUnknown+incompatibleFor+cutAfter+15*time.Second) {
 					t.Errorf("generation %d, after %s", s.Generation, time.Since(cut))
 				}
 				if n := len(b.world.issued()); n != effects(tc.plan) {
