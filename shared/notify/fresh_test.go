@@ -71,8 +71,12 @@ func TestRefusedMessages(t *testing.T) {
 				}
 				return
 			}
-			const others = 60
+			const others = 20
 			for i := range others {
+				for range 2 {
+					p.advance(10 * time.Second)
+					p.serve()
+				}
 				p.advance(10 * time.Second)
 				rule := fmt.Sprintf("good%d", i)
 				p.tell(alert.TypeFiring, p.alert(rule))
