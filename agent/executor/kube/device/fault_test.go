@@ -393,7 +393,9 @@ func TestNodeDies(t *testing.T) {
 	}
 	o, _ = b.run("preflight", "op_dead", 1, 1, `{}`)
 	want(t, o, operation.OutcomePermanent, "node_unreachable")
-	if f := b.probe("reset", "op_dead", 1, 2); f.Phase != operation.StepUnknown {
+	next, _ := b.task("reset", "op_dead", 1, 2, `{}`, func() error { return executor.ErrFenced })
+	next.Step.Attempts = 1 // the plane has it since before the Job was made
+	if f := b.typ.Steps["reset"].Probe(t.Context(), next); f.Phase != operation.StepUnknown {
 		t.Errorf("probe: %+v", f)
 	}
 }
