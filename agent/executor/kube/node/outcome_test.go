@@ -134,6 +134,7 @@ func TestGPUHoursOfANodeThatWent(t *testing.T) {
 		cordoned := time.Now()
 		time.Sleep(30 * time.Minute)
 		heir := b.agent()
+		synctest.Wait() // events are told by then
 		b.task.Assignment.Generation = 2
 		b.e.sessions[sessionKey(b.task.Assignment)] = b.e.sessions["op_1/1/1"] // its own lease goes on
 		if err := b.client.CoreV1().Nodes().Delete(t.Context(), "n", metav1.DeleteOptions{}); err != nil {
@@ -181,6 +182,7 @@ func TestGPUsAreThoseOfTheCordon(t *testing.T) {
 		}
 		time.Sleep(15 * time.Minute)
 		heir := b.agent()
+		synctest.Wait() // events are told by then
 		b.task.Assignment.Generation = 2
 		if end, d := b.observe(heir); d.GPUs == nil || *d.GPUs != 8 || d.GPUHours == nil || *d.GPUHours != 2 {
 			t.Errorf("%s", end.Details)

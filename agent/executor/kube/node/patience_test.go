@@ -121,6 +121,7 @@ func TestEvictionDeniedLate(t *testing.T) {
 				synctest.Wait() // the cordon's event is told
 				heir := b.agent()
 				heir.send = b.e.send
+				synctest.Wait() // events are told by then
 				b.task.Assignment.Generation = 2
 				b.task.Step = executor.StepNamed(b.task.Assignment, "evict")
 				if o := heir.drain().Steps["evict"].Execute(ctx, b.task); o.Class != operation.OutcomeWaiting || o.ErrorCode != "eviction_refused" || !strings.Contains(o.Detail, "guard.example.com") {

@@ -138,6 +138,7 @@ func TestRestoreOutlastsACordonThatIsHeld(t *testing.T) {
 					}
 					return tt.deny
 				})
+				synctest.Wait() // events are told by then
 				b.task.Assignment.Generation = tt.generation
 				b.task.Step = protocol.Step{PlanStep: operation.PlanStep{Name: "restore", Cleanup: true}}
 				restore := b.e.drain().Steps["restore"]
