@@ -40,15 +40,11 @@ func plainDenial(resp *http.Response) *http.Response {
 	if resp.StatusCode < http.StatusBadRequest || resp.Body == nil {
 		return resp
 	}
+	rest := io.Reader(resp.Body)
 	body, err := io.ReadAll(io.LimitReader(resp.Body, statusMost))
-	if err != nil { // whoever reads on meets it again
-		resp.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(bytes.NewReader(body), broken{err}), resp.Body}
-		return resp
-	}
-	if denial := denialOf(body, resp.Header.Get("Content-Type")); denial != nil {
+	if err != nil {
+		rest = broken{err} // whoever reads on meets it again
+	} else if denial := denialOf(body, resp.Header.Get("Content-Type")); denial != nil {
 		body = denial
 		resp.StatusCode, resp.Status = http.StatusBadRequest, "400 Bad Request"
 		resp.Header.Del("Retry-After")
@@ -58,7 +54,7 @@ func plainDenial(resp *http.Response) *http.Response {
 	resp.Body = struct {
 		io.Reader
 		io.Closer
-	}{io.MultiReader(bytes.NewReader(body), resp.Body), resp.Body}
+	}{io.MultiReader(bytes.NewReader(body), rest), resp.Body}
 	return resp
 }
 

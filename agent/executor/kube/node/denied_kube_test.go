@@ -4,11 +4,7 @@ package node
 
 import (
 	"context"
-	"encoding/json"
-	"encoding/pem"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -31,26 +27,10 @@ func TestEvictionsDeniedWithAnyCode(t *testing.T) {
 			r := kuberig.Shared(t)
 			n, ns := r.Node("denied"), r.Namespace()
 			r.Deployment(ns, "web", 1, kuberig.OnNode(n.Name))
-			s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-				var asked admissionreview.AdmissionReview
-				if err := json.NewDecoder(req.Body).Decode(&asked); err != nil {
-					http.Error(w, err.Error(), http.StatusBadRequest)
-					return
-				}
-				asked.Response = &admissionreview.AdmissionResponse{UID: asked.Request.UID, Result: &metav1.Status{Code: code, Message: "not on a Monday"}}
-				w.Header().Set("Content-Type", "application/json")
-				_ = json.NewEncoder(w).Encode(asked)
-			}))
-			t.Cleanup(s.Close)
-			hooks := r.Client(kuberig.Admin).AdmissionregistrationV1().ValidatingWebhookConfigurations()
-			name := r.Name("deny") + ".example.com"
-			if _, err := hooks.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.ValidatingWebhook{{
-				Name: name, SideEffects: ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"}, Rules: []admissionv1.RuleWithOperations{ofEvictions},
-				ClientConfig:    admissionv1.WebhookClientConfig{URL: ptr.To(s.URL), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})},
-				MatchConditions: []admissionv1.MatchCondition{{Name: "here", Expression: fmt.Sprintf("request.namespace == %q", ns)}}}}}, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = hooks.Delete(context.Background(), name, metav1.DeleteOptions{}) })
+			name := answeringHook(t, r, admissionv1.ValidatingWebhook{SideEffects: ptr.To(admissionv1.SideEffectClassNone)}, ofEvictions, fmt.Sprintf("request.namespace == %q", ns),
+				func(context.Context, *admissionreview.AdmissionRequest) *admissionreview.AdmissionResponse {
+					return &admissionreview.AdmissionResponse{Result: &metav1.Status{Code: code, Message: "not on a Monday"}}
+				})
 			a := newAgent(t, r, nil)
 			evict := eviction(ns, r.Pods(ns, "web")[0].Name, r.Pods(ns, "web")[0].UID, -1)
 			evict.DeleteOptions.DryRun = []string{metav1.DryRunAll}

@@ -40,28 +40,41 @@ func slowHook(t *testing.T, r *kuberig.Rig, rule admissionv1.RuleWithOperations,
 func askedHook(t *testing.T, r *kuberig.Rig, rule admissionv1.RuleWithOperations, condition string, timeoutSeconds int32,
 	asked func(ctx context.Context, q *admissionreview.AdmissionRequest)) {
 	t.Helper()
+	answeringHook(t, r, admissionv1.ValidatingWebhook{FailurePolicy: ptr.To(admissionv1.Ignore), TimeoutSeconds: &timeoutSeconds, SideEffects: ptr.To(admissionv1.SideEffectClassNoneOnDryRun)},
+		rule, condition, func(ctx context.Context, q *admissionreview.AdmissionRequest) *admissionreview.AdmissionResponse {
+			asked(ctx, q)
+			return &admissionreview.AdmissionResponse{Allowed: true}
+		})
+}
+
+// answeringHook has a webhook that answers as answer says what the rule names and the
+// condition holds of.
+func answeringHook(t *testing.T, r *kuberig.Rig, like admissionv1.ValidatingWebhook, rule admissionv1.RuleWithOperations, condition string,
+	answer func(ctx context.Context, q *admissionreview.AdmissionRequest) *admissionreview.AdmissionResponse) (name string) {
+	t.Helper()
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		var review admissionreview.AdmissionReview
 		if err := json.NewDecoder(req.Body).Decode(&review); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		asked(req.Context(), review.Request)
-		review.Response = &admissionreview.AdmissionResponse{UID: review.Request.UID, Allowed: true}
+		review.Response = answer(req.Context(), review.Request)
+		review.Response.UID = review.Request.UID
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(review)
 	}))
 	t.Cleanup(s.Close)
 	admin := r.Client(kuberig.Admin).AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	name := r.Name("asked") + ".example.com"
-	_, err := admin.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.ValidatingWebhook{{
-		Name: name, FailurePolicy: ptr.To(admissionv1.Ignore), TimeoutSeconds: &timeoutSeconds, SideEffects: ptr.To(admissionv1.SideEffectClassNoneOnDryRun), AdmissionReviewVersions: []string{"v1"},
-		ClientConfig: admissionv1.WebhookClientConfig{URL: ptr.To(s.URL), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})},
-		Rules:        []admissionv1.RuleWithOperations{rule}, MatchConditions: []admissionv1.MatchCondition{{Name: "here", Expression: condition}}}}}, metav1.CreateOptions{})
+	name = r.Name("asked") + ".example.com"
+	like.Name, like.AdmissionReviewVersions, like.Rules = name, []string{"v1"}, []admissionv1.RuleWithOperations{rule}
+	like.ClientConfig = admissionv1.WebhookClientConfig{URL: ptr.To(s.URL), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})}
+	like.MatchConditions = []admissionv1.MatchCondition{{Name: "here", Expression: condition}}
+	_, err := admin.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.ValidatingWebhook{like}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = admin.Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	return name
 }
 
 // TestDrainBehindSlowWebhook: the API server asks a webhook about evictions that takes

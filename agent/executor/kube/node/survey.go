@@ -264,8 +264,8 @@ func (e *drainer) dryRun(ctx context.Context, p payload, pod *corev1.Pod, budget
 			return &refusal{code: codeUntold, rule: "webhook/" + m[1],
 				why: fmt.Sprintf("whether webhook %s takes the evictions cannot be told beforehand: it declares side effects, and so is asked by no dry run", m[1])}, nil
 		}
-		if r := refusalOf(err, pod, budgets); r.rule != "admission" { // whoever denied it is named
-			return r, nil
+		if cluster.AdmissionDenied(err) {
+			return refusalOf(err, pod, budgets), nil
 		}
 		return nil, nil
 	case asked.Err() != nil:
