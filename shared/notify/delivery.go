@@ -76,8 +76,10 @@ type Delivery struct {
 	Redeliver  int       `json:"redelivered,omitempty"` // how often
 	// RedeliveredAt is when it was redelivered last.
 	RedeliveredAt time.Time `json:"redelivered_at,omitzero"`
-	// First: a webhook's is the first that its receiver is told of the alert.
-	First bool `json:"first,omitempty"`
+	// First: when a webhook's was made, no message of its alert before it was to be sent any
+	// more; else After is the one before it.
+	First bool   `json:"first,omitempty"`
+	After string `json:"after,omitempty"`
 	// Payload is a webhook's body.
 	Payload json.RawMessage `json:"payload,omitempty"`
 	// Push is what an Alertmanager is told.
@@ -116,6 +118,12 @@ func (d *Delivery) item() ledger.Item {
 	return it
 }
 
+// isOpen tells whether an item, if any, is a delivery that is to be sent.
+func isOpen(it ledger.Item) bool {
+	d, err := decodeDelivery(it)
+	return err == nil && d.open()
+}
+
 func decodeDelivery(it ledger.Item) (*Delivery, error) {
 	d, err := record.Decode[Delivery](it)
 	d.version = it.Version
@@ -130,7 +138,7 @@ func moved(was, d *Delivery) []ledger.Write {
 		writes = append(writes, ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: was.pointer()}})
 	}
 	if d.open() && !(was.open() && d.pointer() == was.pointer()) {
-		writes = append(writes, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: d.pointer(), Data: record.Encode(pointed{New: d.First && d.Tries == 0})}})
+		writes = append(writes, ledger.Write{Expect: ledger.AnyVersion, Item: ledger.Item{Key: d.pointer(), Data: record.Encode(pointedAt(d))}})
 	}
 	return writes
 }

@@ -39,7 +39,7 @@ func (s *Service) prefetch(ctx context.Context, pairs []pair) (*draft, error) {
 	if b.read, err = s.Store.Ledger.GetMany(ctx, keys); err != nil {
 		return nil, fmt.Errorf("read deliveries: %w", err)
 	}
-	return b, s.readPushed(ctx, b, pairs)
+	return b, s.readMarked(ctx, b, pairs)
 }
 
 // readMore reads items, too, that a draft depends on.
@@ -128,7 +128,7 @@ func (s *Service) message(ctx context.Context, b *draft, p *pair, now time.Time)
 	_, exists := b.get(keyOf(p))
 	resolved := p.e.Type == alert.TypeResolved
 	mark := record.ToldOfKey(p.r.ID, p.a.ID)
-	_, was := b.get(mark)
+	it, was := b.get(mark)
 	if resolved && !was || exists {
 		return
 	}
@@ -137,11 +137,18 @@ func (s *Service) message(ctx context.Context, b *draft, p *pair, now time.Time)
 		if !p.r.sendsResolved() {
 			return
 		}
-	} else {
-		b.set(mark, &ledger.Item{Key: mark, Data: record.Encode(told{})})
 	}
 	d := newDelivery(webhookID(p.r.ID, p.e.ID), p.r, p.e, p.a, now)
 	d.First = !was
+	if before := s.toldBy(ctx, it); was && before != "" {
+		is, _ := b.get(record.DeliveryKey(p.r.ID, before))
+		if d.First = !isOpen(is); !d.First {
+			d.After = before
+		}
+	}
+	if !resolved {
+		b.set(mark, &ledger.Item{Key: mark, Data: record.Encode(told{Delivery: d.ID})})
+	}
 	d.Payload = record.Encode(Message{Type: p.e.Type, Timestamp: p.e.Timestamp, Data: Data{Alert: *p.a, Sequence: p.e.Sequence, Links: s.links(p.a)}})
 	b.put(&Delivery{}, d)
 }

@@ -68,9 +68,18 @@ const newestAmong = 256
 
 // pointed is the data of the pointer by which a message is found that is to be sent.
 type pointed struct {
-	// New: the message was never tried, and is the first of its alert, so that it overtakes
-	// none of that. What an earlier plane put there is not new.
-	New bool `json:"new,omitempty"`
+	// New: the message was never tried, and is the first of its alert that is to be sent, so
+	// that it overtakes none of that. One that was never tried is, too, when the one After is
+	// not to be sent any more. What an earlier plane put there is not new.
+	New   bool   `json:"new,omitempty"`
+	After string `json:"after,omitempty"`
+}
+
+func pointedAt(d *Delivery) (p pointed) {
+	if d.Tries == 0 {
+		p.New, p.After = d.First, d.After
+	}
+	return p
 }
 
 // withNewest puts, in the place of the last of the pointers, those of the newest messages,
@@ -82,17 +91,39 @@ func (s *Service) withNewest(ctx context.Context, r *target, oldest []ledger.Ite
 	if err != nil {
 		return nil, fmt.Errorf("read what is new: %w", err)
 	}
-	var newest []ledger.Item
-	for _, it := range p.Items {
-		// What cannot be read goes by its time.
-		if is, err := record.Decode[pointed](it); len(newest) < most && err == nil && is.New {
-			newest = append(newest, it)
-		}
+	newest, err := s.leading(ctx, r, p.Items)
+	if err != nil {
+		return nil, fmt.Errorf("read what is new: %w", err)
 	}
+	newest = newest[:min(most, len(newest))]
 	slices.Reverse(newest)
 	out := oldest[:len(oldest)-len(newest)]
 	for _, it := range newest {
 		if !slices.ContainsFunc(out, func(o ledger.Item) bool { return o.Key == it.Key }) {
+			out = append(out, it)
+		}
+	}
+	return out, nil
+}
+
+// leading are those of the pointers whose messages are new. What cannot be read goes by its
+// time.
+func (s *Service) leading(ctx context.Context, r *target, pointers []ledger.Item) (out []ledger.Item, err error) {
+	all := make([]pointed, len(pointers))
+	var keys []ledger.Key
+	for i, it := range pointers {
+		if is, err := record.Decode[pointed](it); err == nil {
+			if all[i] = is; is.After != "" {
+				keys = append(keys, record.DeliveryKey(r.ID, is.After))
+			}
+		}
+	}
+	before, err := s.getMany(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+	for i, it := range pointers {
+		if is := all[i]; is.New || is.After != "" && !isOpen(before[record.DeliveryKey(r.ID, is.After)]) {
 			out = append(out, it)
 		}
 	}
@@ -133,7 +164,7 @@ func (s *Service) send(ctx context.Context, h *held, r *target, due []*Delivery)
 		s.Logger.WarnContext(ctx, "a receiver refuses messages", "receiver", r.Name, "id", r.ID, "messages", len(refused), "first", refused[0].ID)
 	}
 	if len(answers) > 0 {
-		h.failing = slices.ContainsFunc(answers, func(a answer) bool { return !a.there(r.Kind) })
+		h.failing = slices.ContainsFunc(answers, func(a answer) bool { return !a.taken() })
 		s.came(ctx, h, r, r.endpoints()[0], answers)
 	}
 	return err

@@ -64,7 +64,7 @@ type held struct {
 	asks  *asks
 	// news: what is held is not kept as it is.
 	news bool
-	// failing: of the last round some messages failed that a webhook did not refuse.
+	// failing: of the last round a webhook did not take all messages.
 	failing bool
 }
 

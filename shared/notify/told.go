@@ -13,7 +13,7 @@ import (
 
 // told is the data of the mark that a receiver was told that an alert fires.
 type told struct {
-	// Delivery is the one by which an Alertmanager was: it has the labels that it knows
+	// Delivery is the last by which it was. An Alertmanager's has the labels that it knows
 	// the alert by.
 	Delivery string `json:"delivery,omitempty"`
 }
@@ -114,9 +114,9 @@ func (s *Service) end(b *draft, p *pair, known *Delivery, at, now time.Time) {
 	b.put(known, d)
 }
 
-// readPushed reads, too, the deliveries that marks of the pairs name, and those of the
+// readMarked reads, too, the deliveries that marks of the pairs name, and those of the
 // labels that early ones have.
-func (s *Service) readPushed(ctx context.Context, b *draft, pairs []pair) error {
+func (s *Service) readMarked(ctx context.Context, b *draft, pairs []pair) error {
 	var keys []ledger.Key
 	add := func(receiver, id string) {
 		key := record.DeliveryKey(receiver, id)
@@ -125,11 +125,11 @@ func (s *Service) readPushed(ctx context.Context, b *draft, pairs []pair) error 
 		}
 	}
 	for _, p := range pairs {
-		if p.r.Kind != KindAlertmanager {
-			continue
-		}
 		if mark, ok := b.read[record.ToldOfKey(p.r.ID, p.a.ID)]; ok {
 			add(p.r.ID, s.toldBy(ctx, mark))
+		}
+		if p.r.Kind != KindAlertmanager {
+			continue
 		}
 		if d := s.early(ctx, b, &p); d != nil {
 			add(p.r.ID, pushID(p.r.ID, d.Push.Labels))
