@@ -35,7 +35,7 @@ var minAge = func() (sum time.Duration) {
 const (
 	webhookRound = 24  // messages of one round
 	pushRound    = 256 // alerts of one push; Prometheus has as many (notifier: DefaultMaxBatchSize)
-	probeRound   = 4   // messages of a round to a receiver that fails
+	probeRound   = 4   // messages of a round to a receiver that fails, or asked for a pause
 	// keepWithin is what a round leaves of its time to keep what came of it.
 	keepWithin = 2 * time.Second
 	// againAfter is when a lane is due again whose messages the ledger did not keep.
@@ -142,7 +142,7 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 		h.lane.Revision, h.lane.Holds, h.lane.Hasten = r.Revision, nil, hasten{Began: now}
 		return then{}, nil // the lease may be another
 	}
-	if err := s.goOn(ctx, h, r); err != nil {
+	if err := s.goOn(ctx, h, r, false); err != nil {
 		return then{}, err
 	}
 	if ok, at := h.free(r, now); !ok {
@@ -152,7 +152,7 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	switch {
 	case r.Kind == KindAlertmanager:
 		limit = s.pushAtMost()
-	case h.lane.Holds[r.URL].Fails > 0:
+	case h.lane.Holds[r.URL].Error != "": // it fails, or has enough
 		limit = probeRound
 	}
 	if limit = min(limit, s.room(ctx, r)); limit == 0 {
@@ -169,7 +169,7 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	case len(due) == 0 && isDue(standing, now):
 		return then{}, nil
 	case len(due) == 0:
-		if len(h.asks.out) == 0 {
+		if err = s.goOn(ctx, h, r, true); err == nil && len(h.asks.out) == 0 {
 			err = s.tidy(ctx, h, now)
 		}
 		return then{leave: true, until: sooner(next, standing)}, err

@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"context"
 	"slices"
 	"time"
 )
@@ -59,8 +60,9 @@ type suspect struct {
 }
 
 // take takes out of a queue what an endpoint is told next: in turn what nothing is known
-// of, and one part of what was refused, first what was not refused alone.
-func (d *doubt) take(q *queue, most int) []string {
+// of, and, where parts may be told, one part of what was refused, first what was not refused
+// alone.
+func (d *doubt) take(q *queue, most int, parts bool) []string {
 	part, alone, clean, some := 0, true, false, false
 	for _, id := range q.ids {
 		x, is := d.parts[id]
@@ -71,11 +73,30 @@ func (d *doubt) take(q *queue, most int) []string {
 			part, alone, some = x.part, x.alone, true
 		}
 	}
-	d.clean = clean && (!some || !d.clean)
+	next := clean && (!some || !d.clean)
+	if !next && !parts {
+		return nil
+	}
+	d.clean = next
 	return q.take(most, func(id string) bool {
 		x, is := d.parts[id]
 		return is != d.clean && (d.clean || x.part == part)
 	})
+}
+
+// recall notes of what is to be told that it was refused, together, by somebody, as who told
+// it before knew, who may be gone.
+func (d *doubt) recall(ws []*word, now time.Time) {
+	made := false
+	for _, w := range ws {
+		if _, is := d.parts[w.d.ID]; is || len(d.parts) >= maxDoubts || !(&answer{status: w.d.LastStatus}).refused() {
+			continue
+		}
+		if !made {
+			d.made, made = d.made+1, true
+		}
+		d.parts[w.d.ID] = suspect{part: d.made, at: now}
+	}
 }
 
 // spent takes out of a queue what is not asked for now, since it was refused too often, and
@@ -104,15 +125,45 @@ func (d *doubt) within(now time.Time) bool {
 }
 
 // taken notes that messages were.
-func (d *doubt) taken(ids []string) {
-	for _, id := range ids {
-		delete(d.parts, id)
+func (d *doubt) taken(ws []*word) {
+	for _, w := range ws {
+		delete(d.parts, w.d.ID)
 	}
 }
 
-// refused notes that messages were, and returns those that are to be told on in parts: of
-// one there are none, and of what there is no room for.
-func (d *doubt) refused(ids []string, said answer, now time.Time) (on []string) {
+// partsOf are the parts in which messages are told on that were refused together. What was
+// taken before, and ends, of which most were, need not wait until what is new is told apart:
+// each is a part.
+func partsOf(ws []*word) (parts [][]*word) {
+	var standing, ends, others []*word
+	for _, w := range ws {
+		switch {
+		case w.d.Push.EndsAt != nil:
+			ends = append(ends, w)
+		case w.d.State == Active:
+			standing = append(standing, w)
+		default:
+			others = append(others, w)
+		}
+	}
+	for _, part := range [][]*word{standing, ends} {
+		if len(part) == len(ws) {
+			return inParts(part)
+		}
+		if len(part) > 0 {
+			parts = append(parts, part)
+		}
+	}
+	return append(parts, inParts(others)...)
+}
+
+func inParts(ws []*word) [][]*word {
+	return slices.Collect(slices.Chunk(ws, max(1, (len(ws)+doubtParts-1)/doubtParts)))
+}
+
+// refused notes that messages were, which are in parts from now on, and returns those that
+// are to be told on: of one there are none, and of what there is no room for.
+func (d *doubt) refused(parts [][]*word, said answer, now time.Time) (on []*word) {
 	if !d.within(now) {
 		d.began, d.tries = now, 0
 		for id, x := range d.parts {
@@ -123,19 +174,50 @@ func (d *doubt) refused(ids []string, said answer, now time.Time) (on []string) 
 	}
 	d.tries++
 	d.said = said
-	for part := range slices.Chunk(ids, max(1, (len(ids)+doubtParts-1)/doubtParts)) {
+	alone := len(parts) == 1 && len(parts[0]) == 1
+	for _, ws := range parts {
 		d.made++
-		for _, id := range part {
-			if _, is := d.parts[id]; !is && len(d.parts) >= maxDoubts {
+		for _, w := range ws {
+			if _, is := d.parts[w.d.ID]; !is && len(d.parts) >= maxDoubts {
 				continue
 			}
-			d.parts[id] = suspect{part: d.made, alone: len(ids) == 1, at: now}
-			if len(ids) > 1 {
-				on = append(on, id)
+			d.parts[w.d.ID] = suspect{part: d.made, alone: alone, at: now}
+			if !alone {
+				on = append(on, w)
 			}
 		}
 	}
 	return on
+}
+
+// doubt takes over what an Alertmanager refused, or took: what is to be told on in parts
+// goes back into its queue, and is not answered. What one fails on again and again is told
+// in parts, too, when it may be asked. That alerts are refused that were not before is logged.
+func (s *Service) doubt(ctx context.Context, h *held, r *target, a *reply) {
+	d := h.asks.doubts.of(r, a.to)
+	switch {
+	case a.answer.taken():
+		d.taken(a.words)
+		return
+	case a.answer.refused():
+	case (a.answer.status >= 500 || a.answer.late) && h.lane.Holds[a.to.url].Fails >= loggedFails:
+		d.refused(partsOf(a.words), a.answer, s.now()) // one of them may be what it fails on
+		return
+	default:
+		return
+	}
+	on := d.refused(partsOf(a.words), a.answer, s.now())
+	for _, w := range on {
+		if h.asks.words[w.d.ID] == w {
+			h.asks.queue(a.to).put(w.d.ID)
+		}
+	}
+	a.words = slices.DeleteFunc(a.words, func(w *word) bool { return slices.Contains(on, w) })
+	anew := slices.DeleteFunc(slices.Clone(a.words), func(w *word) bool { return (&answer{status: w.d.LastStatus}).refused() })
+	if len(anew) > 0 {
+		s.Logger.WarnContext(ctx, "an Alertmanager refuses alerts", "receiver", r.Name, "id", r.ID, "endpoint", a.to.name, "alerts", len(anew),
+			"first", anew[0].d.Alert, "status", a.answer.status)
+	}
 }
 
 // remember leaves what is known of refusals to who here has the lane next, and returns it;

@@ -23,12 +23,13 @@ import (
 type refuser struct {
 	*fake
 	let     chan struct{}
+	status  int
 	refused atomic.Int32
 }
 
 func newRefuser(t *testing.T, p *plane, bad string) *refuser {
 	t.Helper()
-	x := &refuser{fake: newFake(t, p), let: make(chan struct{})}
+	x := &refuser{fake: newFake(t, p), let: make(chan struct{}), status: http.StatusRequestEntityTooLarge}
 	take := x.answer
 	x.answer = func(w http.ResponseWriter, r *http.Request, n int) {
 		if !bytes.Contains(x.all()[n-1].body, []byte(`"alertname":"`+bad)) {
@@ -38,7 +39,7 @@ func newRefuser(t *testing.T, p *plane, bad string) *refuser {
 		select {
 		case <-x.let:
 			x.refused.Add(1)
-			w.WriteHeader(http.StatusRequestEntityTooLarge)
+			w.WriteHeader(x.status)
 		case <-r.Context().Done():
 		}
 	}
@@ -164,6 +165,14 @@ func TestSlowRefusals(t *testing.T) {
 	}
 }
 
+// wordsOf are words with the ids.
+func wordsOf(ids ...string) (ws []*word) {
+	for _, id := range ids {
+		ws = append(ws, newWord(&Delivery{ID: id}))
+	}
+	return ws
+}
+
 // What is remembered of refusals is bounded, and forgotten when it is old; what there is no
 // room for is told on no further.
 func TestDoubtsAreBounded(t *testing.T) {
@@ -173,28 +182,28 @@ func TestDoubtsAreBounded(t *testing.T) {
 	for i := range maxDoubts + 100 {
 		ids = append(ids, fmt.Sprint(i))
 	}
-	if on := d.refused(ids, answer{status: 400}, t0); len(on) != maxDoubts || len(d.parts) != maxDoubts {
+	if on := d.refused(inParts(wordsOf(ids...)), answer{status: 400}, t0); len(on) != maxDoubts || len(d.parts) != maxDoubts {
 		t.Errorf("%d are told on, %d remembered", len(on), len(d.parts))
 	}
 	q := &queue{has: map[string]bool{}}
 	for _, id := range append([]string{"new"}, ids...) {
 		q.put(id)
 	}
-	if got := d.take(q, maxDoubts); len(got) != 1+100 || got[0] != "new" {
+	if got := d.take(q, maxDoubts, true); len(got) != 1+100 || got[0] != "new" {
 		t.Errorf("first %d are told", len(got))
 	}
 	q.put("newer")
-	if got, want := d.take(q, maxDoubts), ids[:(len(ids)+doubtParts-1)/doubtParts]; !slices.Equal(got, want) {
+	if got, want := d.take(q, maxDoubts, true), ids[:(len(ids)+doubtParts-1)/doubtParts]; !slices.Equal(got, want) {
 		t.Errorf("then %q", got)
 	}
-	if on := d.refused([]string{"0"}, answer{status: 400}, t0.Add(doubtKept)); len(on) != 0 || !d.parts["0"].alone || len(d.parts) != maxDoubts {
+	if on := d.refused(inParts(wordsOf("0")), answer{status: 400}, t0.Add(doubtKept)); len(on) != 0 || !d.parts["0"].alone || len(d.parts) != maxDoubts {
 		t.Errorf("%d are remembered after a while, %+v", len(d.parts), d.parts["0"])
 	}
-	d.refused([]string{"0"}, answer{status: 400}, t0.Add(doubtKept+resend))
+	d.refused(inParts(wordsOf("0")), answer{status: 400}, t0.Add(doubtKept+resend))
 	if len(d.parts) != 1 {
 		t.Errorf("%d are remembered when they are old", len(d.parts))
 	}
-	d.taken([]string{"0"})
+	d.taken(wordsOf("0"))
 	if len(d.parts) != 0 {
 		t.Errorf("%d are remembered when they are taken", len(d.parts))
 	}
@@ -204,11 +213,11 @@ func TestDoubtsAreBounded(t *testing.T) {
 func TestDoubtsThatWaitAreKept(t *testing.T) {
 	t.Parallel()
 	d, said := &doubt{parts: map[string]suspect{}}, answer{status: 400}
-	d.refused([]string{"waits"}, said, t0)
-	d.refused([]string{"gone"}, said, t0)
+	d.refused(inParts(wordsOf("waits")), said, t0)
+	d.refused(inParts(wordsOf("gone")), said, t0)
 	later := t0.Add(doubtKept - resend/2)
 	for range refusedTries {
-		d.refused([]string{"other"}, said, later)
+		d.refused(inParts(wordsOf("other")), said, later)
 	}
 	q := &queue{has: map[string]bool{}}
 	q.put("waits")
@@ -216,7 +225,7 @@ func TestDoubtsThatWaitAreKept(t *testing.T) {
 	if got, as := d.spent(q, later); !slices.Equal(got, []string{"waits"}) || !as.notAsked {
 		t.Errorf("not asked for now: %q, %+v", got, as)
 	}
-	d.refused([]string{"other"}, said, later.Add(resend))
+	d.refused(inParts(wordsOf("other")), said, later.Add(resend))
 	if _, is := d.parts["waits"]; !is || len(d.parts) != 2 {
 		t.Errorf("known are %+v", d.parts)
 	}
@@ -272,4 +281,110 @@ func TestDoubtsGoWithTheLane(t *testing.T) {
 		t.Error(err)
 	}
 	is("it is left", known)
+}
+
+// However many an Alertmanager refuses, slowly, that has no other beside it: what falls due
+// meanwhile waits for one refusal, and what fires there does not lapse.
+func TestSlowRefusalsOfTheOnlyOne(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = time.Millisecond
+	x := newRefuser(t, p, "bad")
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{x.URL}, Timeout: alert.Duration(MaxTimeout)})
+	knows := func(prefix string, n int, at time.Time) func() bool {
+		return func() bool {
+			is := 0
+			for _, name := range x.firing(at) {
+				if strings.HasPrefix(name, prefix) {
+					is++
+				}
+			}
+			return is == n
+		}
+	}
+	p.begins("known", 30)
+	p.run()
+	p.advance(resend / 2)
+	p.begins("bad", 40)
+	p.begins("ok", 20)
+	p.advance(resend) // what is known is told again, with what is refused, and after it
+	p.delivers(r)
+	eventually(t, "it is asked", func() bool { return len(x.all()) == 2 })
+	if n := x.until(t, "it is told again what it knew", knows("known", 30, p.clock().Add(endsAhead-time.Second))); n > 2 {
+		t.Errorf("what it knew was told again after %d refusals", n)
+	}
+	for i := range 10 {
+		p.begins(fmt.Sprintf("late%d", i), 2)
+		if n := x.until(t, "it knows what came meanwhile", knows("late", 2*(i+1), p.clock())); n > 2 {
+			t.Errorf("what came as number %d was told after %d refusals", i, n)
+		}
+	}
+	x.until(t, "it knows all good ones", knows("ok", 20, p.clock()))
+}
+
+// begins tells of alerts that begin, and makes the messages.
+func (p *plane) begins(prefix string, n int) {
+	p.t.Helper()
+	var alerts []*alert.Alert
+	for i := range n {
+		alerts = append(alerts, p.alert(fmt.Sprintf("%s-%03d", prefix, i)))
+	}
+	p.tell(alert.TypeFiring, alerts...)
+	if err := p.Follow(p.t.Context(), stream); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// What was refused before the plane was started is told apart from the rest, after it.
+func TestRefusedBeforeAStart(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	x := newRefuser(t, p, "bad")
+	close(x.let)
+	p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{x.URL}})
+	p.begins("bad", 20)
+	p.begins("ok", 20)
+	p.run()
+	roots := p.roots
+	p.Service = p.another(p.db)
+	p.roots = roots
+	p.advance(resend + 10*time.Second)
+	n := len(x.all())
+	p.run()
+	names := func(prefix string) int { return bytes.Count(x.all()[n].body, []byte(`"alertname":"`+prefix)) }
+	if bad, ok := names("bad"), names("ok"); bad != 0 || ok != 20 {
+		t.Errorf("first it was told %d and %d bad ones", ok, bad)
+	}
+	if m := len(x.all()) - n; m < 20 || m > 1+1+doubtParts+20 {
+		t.Errorf("it was asked %d times", m)
+	}
+}
+
+// An alert on which an Alertmanager fails again and again, as none that it refuses, keeps no
+// other from being told.
+func TestFailsOnAnAlert(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	x := newRefuser(t, p, "bad")
+	x.status = http.StatusInternalServerError
+	close(x.let)
+	p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{x.URL}})
+	p.begins("known", 30)
+	p.run()
+	p.advance(resend)
+	p.begins("bad", 1)
+	p.begins("ok", 30)
+	passes := func(d time.Duration) {
+		for range d / time.Second {
+			p.run()
+			p.advance(time.Second)
+		}
+	}
+	for i := range 10 {
+		p.begins(fmt.Sprintf("late%d", i), 1)
+		passes(maxPushHold + 2*time.Second)
+		if got, want := len(x.firing(p.clock())), 30+i+1; got < want || i > 3 && got != want+30 {
+			t.Errorf("after number %d it knows %d", i, got)
+		}
+	}
 }

@@ -279,3 +279,29 @@ func TestRefusedBurst(t *testing.T) {
 		})
 	}
 }
+
+// TestTakesOneASecond: a webhook that takes one message a second is given little more than
+// it takes, and takes so many.
+func TestTakesOneASecond(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	var taken atomic.Int64 // the second in which it took one last
+	s := newSite(t, p, func(w http.ResponseWriter, _ *http.Request, _ int) {
+		if now := p.clock().Unix(); taken.Swap(now) == now {
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	})
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
+	p.bad(300)
+	const seconds = 60
+	for range seconds {
+		p.run()
+		p.advance(time.Second)
+	}
+	if n := len(p.deliveries(r, Delivered)); n < seconds*9/10 {
+		t.Errorf("%d are taken in %d s", n, seconds)
+	}
+	if n := len(s.all()); n > webhookRound+seconds*probeRound {
+		t.Errorf("%d requests in %d s", n, seconds)
+	}
+}

@@ -3,6 +3,7 @@ package notify
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"time"
@@ -96,12 +97,17 @@ const loggedFails = 2
 // with 400.
 const refusedMost = 2 * webhookRound
 
+// enoughHold is for how long nothing is sent to a webhook that took some of a round, and had
+// enough then, where it does not say until when.
+const enoughHold = time.Second
+
 // came takes over what came of messages to an endpoint: where it took none, or asked for a
 // pause, nothing is sent there for a while. One that refuses what it is told is there, but
 // for a webhook that refuses all.
 func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, answers []answer) {
 	was, now := h.lane.Holds[to.url], s.now()
 	next, pause, failed, took := hold{Refused: was.Refused}, time.Duration(0), true, false
+	enough := slices.ContainsFunc(answers, func(a answer) bool { return a.status == http.StatusTooManyRequests })
 	for _, a := range answers {
 		pause, took = max(pause, a.pause), took || a.taken()
 		if a.there(r.Kind) {
@@ -125,6 +131,8 @@ func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, ans
 		}
 	case failed:
 		next.Until = now.Add(s.failHold(r.Kind, next.Fails))
+	case enough:
+		next.Until, next.Error = now.Add(enoughHold), "answered 429"
 	}
 	if h.lane.Holds == nil {
 		h.lane.Holds = map[string]hold{}

@@ -66,7 +66,7 @@ func TestToldAtTheNextStart(t *testing.T) {
 			go func() { done <- x.Deliver(ctx, record.LaneKey(r.ID)) }()
 			eventually(t, "both are asked, and not answered", func() bool {
 				waits := func(d Delivery) bool { return d.LastError == "it has not answered yet" }
-				return len(slices.DeleteFunc(p.deliveries(r, Pending), func(d Delivery) bool { return !waits(d) })) == 2
+				return len(am.all()) == 2 && len(slices.DeleteFunc(p.deliveries(r, Pending), func(d Delivery) bool { return !waits(d) })) == 2
 			})
 			db.dead.Store(kill)
 			cancel()

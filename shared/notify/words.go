@@ -71,7 +71,7 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 		}
 		ws = append(ws, w)
 	}
-	if err := s.goOn(ctx, h, r); err != nil {
+	if err := s.goOn(ctx, h, r, true); err != nil {
 		return err
 	}
 	late := time.NewTimer(s.waits())
@@ -80,7 +80,7 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 		select {
 		case a := <-h.asks.replies:
 			h.asks.early = append(h.asks.early, a)
-			if err := s.goOn(ctx, h, r); err != nil {
+			if err := s.goOn(ctx, h, r, true); err != nil {
 				return err
 			}
 		case <-late.C:
@@ -96,8 +96,9 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 // goOn takes over the replies that are there, and tells each Alertmanager that has answered
 // what there is for it. What one missed that failed, or was held, it is told when its hold
 // is over, however long another takes; a word that waits for none else is settled, and is
-// due again then.
-func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
+// due again then. parts: what is due by now was read, so that a part of what was refused,
+// which may take long, may have its turn.
+func (s *Service) goOn(ctx context.Context, h *held, r *target, parts bool) error {
 	var answered []*word
 	came := func(w *word, to endpoint, a answer) {
 		if h.asks.words[w.d.ID] != w {
@@ -153,7 +154,8 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 		for _, w := range h.asks.are(ids) {
 			came(w, to, as)
 		}
-		if ws := h.asks.are(doubt.take(q, s.pushAtMost())); len(ws) > 0 {
+		doubt.recall(h.asks.are(q.ids), now)
+		if ws := h.asks.are(doubt.take(q, s.pushAtMost(), parts)); len(ws) > 0 {
 			s.ask(ctx, h.asks, r, to, ws, now)
 		}
 	}
@@ -188,39 +190,6 @@ func (h *held) over(r *target, ws []*word, now time.Time) (out []*word) {
 		out = append(out, w)
 	}
 	return out
-}
-
-// doubt takes over what an Alertmanager refused, or took: what is to be told on in parts
-// goes back into its queue, and is not answered. That alerts are refused that were not
-// before is logged.
-func (s *Service) doubt(ctx context.Context, h *held, r *target, a *reply) {
-	d := h.asks.doubts.of(r, a.to)
-	var ids []string
-	for _, w := range a.words {
-		ids = append(ids, w.d.ID)
-	}
-	switch {
-	case a.answer.taken():
-		d.taken(ids)
-		return
-	case !a.answer.refused():
-		return
-	}
-	on := map[string]bool{}
-	for _, id := range d.refused(ids, a.answer, s.now()) {
-		on[id] = true
-	}
-	a.words = slices.DeleteFunc(a.words, func(w *word) bool {
-		if on[w.d.ID] && h.asks.words[w.d.ID] == w {
-			h.asks.queue(a.to).put(w.d.ID)
-		}
-		return on[w.d.ID]
-	})
-	anew := slices.DeleteFunc(slices.Clone(a.words), func(w *word) bool { return (&answer{status: w.d.LastStatus}).refused() })
-	if len(anew) > 0 {
-		s.Logger.WarnContext(ctx, "an Alertmanager refuses alerts", "receiver", r.Name, "id", r.ID, "endpoint", a.to.name, "alerts", len(anew),
-			"first", anew[0].d.Alert, "status", a.answer.status)
-	}
 }
 
 // unlessOther is the error of keeping what came of a message, unless there is another in
