@@ -78,14 +78,18 @@ type turn struct {
 const backMost = 30 * time.Second
 
 // cameBack tells whether a pod that came after the plan is the successor of one that the
-// drain told to go.
-func (s *session) cameBack(p *corev1.Pod) bool {
+// drain told to go. on are the node's pods as they were found with it: the plan may not
+// have been told of them yet, nor whether an eviction was taken that brought it.
+func (s *session) cameBack(p *corev1.Pod, on map[types.UID]*corev1.Pod) bool {
 	o := metav1.GetControllerOf(p)
 	if o == nil {
 		return false
 	}
 	for _, x := range s.plan {
-		if x.pod != nil && x.pod.UID != p.UID && metav1.IsControlledBy(x.pod, ownerAs(o)) && (x.isGone || x.going()) {
+		if x.pod == nil || x.pod.UID == p.UID || !metav1.IsControlledBy(x.pod, ownerAs(o)) {
+			continue
+		}
+		if now := on[x.uid]; x.isGone || x.going() || now == nil || now.DeletionTimestamp != nil {
 			return true
 		}
 	}

@@ -13,12 +13,16 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/follow"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -80,6 +84,10 @@ func TestNamedNodeIsToldBefore(t *testing.T) {
 // backs off, in the force window as well, and at the deadline they are the cause. A first
 // one that a scheduler placed may only not have known of the cordon, however often its
 // eviction has to be asked for.
+//
+// The pace has no jitter. From when the first came back they are evicted at 0, 1, 3, 7,
+// 15, 31, 61 and 91 s, and not at 121 s, which is past the two minutes: eight, beside
+// those that were there, and beside as many that may not have known of the cordon.
 func TestPodsThatComeBack(t *testing.T) {
 	t.Parallel()
 	denies := status(400, `admission webhook "guard.example.com" denied the request: not now`)
@@ -91,24 +99,24 @@ func TestPodsThatComeBack(t *testing.T) {
 		// answer is of the first so many evictions of each successor, which come to nothing.
 		answer error
 		fails  int
-		// least and most are evictions and deletions in two minutes.
-		least, most int
-		code, says  string
+		want   int // evictions and deletions in two minutes
+		// code and says are of what keeps it at the end.
+		code, says string
 	}{
-		"named":             {pods: 1, change: named, least: 6, most: 10, code: codeReturns, says: "ReplicaSet ns/web brings its pods back to this node, though it is cordoned, for they name it (spec.nodeName)"},
-		"named, and force":  {pods: 1, change: named, payload: `{"on_deadline":"force","force_window_seconds":60}`, least: 6, most: 12, code: codeReturns, says: "brings its pods back"},
-		"several":           {pods: 4, change: named, least: 8, most: 14, code: codeReturns, says: "brings its pods back"},
-		"a blind scheduler": {pods: 1, change: func(p *corev1.Pod) { p.Spec.SchedulerName = "blind" }, least: 5, most: 16, code: codeReturns, says: "what places them (scheduler blind) does not heed that"},
-		"late for once":     {pods: 12, change: func(*corev1.Pod) {}, rounds: 1, least: 24, most: 24},
-		"late, and denied": {pods: 1, change: func(*corev1.Pod) {}, rounds: 1, least: 2, most: 2,
+		"named":             {pods: 1, change: named, want: 1 + 8, code: codeReturns, says: "ReplicaSet ns/web brings its pods back to this node, though it is cordoned, for they name it (spec.nodeName)"},
+		"named, and force":  {pods: 1, change: named, payload: `{"on_deadline":"force","force_window_seconds":60}`, want: 1 + 8, code: codeReturns, says: "brings its pods back"},
+		"several":           {pods: 4, change: named, want: 4 + 8, code: codeReturns, says: "brings its pods back"},
+		"a blind scheduler": {pods: 1, change: func(p *corev1.Pod) { p.Spec.SchedulerName = "blind" }, want: 1 + 1 + 8, code: codeReturns, says: "what places them (scheduler blind) does not heed that"},
+		"late for once":     {pods: 12, change: func(*corev1.Pod) {}, rounds: 1, want: 12 + 12},
+		"late, and denied": {pods: 1, change: func(*corev1.Pod) {}, rounds: 1, want: 2,
 			answer: denies, fails: 3},
-		"late, and denied to the end": {pods: 1, change: func(*corev1.Pod) {}, rounds: 1, least: 1, most: 1,
+		"late, and denied to the end": {pods: 1, change: func(*corev1.Pod) {}, rounds: 1, want: 1,
 			answer: denies, fails: 1000, code: "eviction_refused", says: "guard.example.com"},
-		"late, denied, and force": {pods: 1, change: func(*corev1.Pod) {}, payload: `{"on_deadline":"force","force_window_seconds":60}`, rounds: 1, least: 2, most: 2,
+		"late, denied, and force": {pods: 1, change: func(*corev1.Pod) {}, payload: `{"on_deadline":"force","force_window_seconds":60}`, rounds: 1, want: 2,
 			answer: denies, fails: 1000},
-		"late, and unanswered": {pods: 1, change: func(*corev1.Pod) {}, rounds: 1, least: 2, most: 2,
+		"late, and unanswered": {pods: 1, change: func(*corev1.Pod) {}, rounds: 1, want: 2,
 			answer: apierrors.NewTimeoutError("request did not complete within requested timeout", 0), fails: 1},
-		"for some rounds": {pods: 1, change: named, rounds: 4, least: 5, most: 5},
+		"for some rounds": {pods: 1, change: named, rounds: 4, want: 5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -192,8 +200,8 @@ func TestPodsThatComeBack(t *testing.T) {
 				if o.ErrorCode != tt.code || !strings.Contains(o.Detail, tt.says) || tt.code == codeReturns && o.ActionCode != operation.ActRestoreDependency {
 					t.Errorf("%+v", o)
 				}
-				if removed < tt.least || removed > tt.most {
-					t.Errorf("%d pods were told to go", removed)
+				if removed != tt.want {
+					t.Errorf("%d pods were told to go, not %d", removed, tt.want)
 				}
 				if x, back := told[codeReturns]; back && tt.fails > 0 {
 					t.Errorf("one that was late for once, told %+v", x)
@@ -245,10 +253,50 @@ func TestCameBack(t *testing.T) {
 		"uid-b": {uid: "uid-b", pod: aPod("b", other)},
 		"uid-c": {uid: "uid-c", isGone: true},
 	}}
+	on := map[types.UID]*corev1.Pod{"uid-b": s.plan["uid-b"].pod}
 	for p, want := range map[*corev1.Pod]bool{aPod("x"): true, aPod("a"): false, aPod("x", other): false, aPod("x", ownedBy("")): false,
 		aPod("x", func(p *corev1.Pod) { p.OwnerReferences[0].Controller = ptr.To(false) }): false} {
-		if got := s.cameBack(p); got != want {
+		if got := s.cameBack(p, on); got != want {
 			t.Errorf("%s of %v: %t", p.Name, p.OwnerReferences, got)
 		}
+	}
+}
+
+// A pod that comes back is known, and paced, also when the plan was not told yet of the
+// one before it, nor the eviction of that answered.
+func TestComesBackBeforeTheAnswer(t *testing.T) {
+	t.Parallel()
+	here := func(p *corev1.Pod) { p.Spec.NodeName = "n" }
+	for name, tt := range map[string]struct {
+		found []*corev1.Pod
+		back  bool
+	}{
+		"the one before it stops":     {[]*corev1.Pod{aPod("a", here, deleted), aPod("b", here)}, true},
+		"the one before it is gone":   {[]*corev1.Pod{aPod("b", here)}, true},
+		"none was told to go":         {[]*corev1.Pod{aPod("a", here), aPod("b", here)}, false},
+		"one of another's told to go": {[]*corev1.Pod{aPod("a", here, deleted), aPod("b", here, func(p *corev1.Pod) { p.OwnerReferences[0].UID = "other" })}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := theNode(true)
+			s := &session{node: n, pods: follow.New(follow.Source{}, takePod), came: map[types.UID]string{},
+				plan: map[types.UID]*planned{"uid-a": {uid: "uid-a", name: "ns/a", pod: aPod("a", here), inFlight: true}}}
+			var found []runtime.Object
+			for i, p := range tt.found {
+				p.ResourceVersion = fmt.Sprint(2 + i)
+				found = append(found, p)
+			}
+			s.pods.Seed(found, "9")
+			d := newDrainer(&cluster.Cluster{Client: fake.NewClientset(n), Now: time.Now}, Options{}).newDrive(&executor.Task{
+				Assignment: lease("op_1"), Remaining: func() time.Duration { return time.Hour }, Note: func(string, string) {}}, s, thePayload(t, `{}`), false)
+			d.t.Assignment.NodeName = n.Name
+			if stop := d.lookPods(t.Context(), &look{force: map[*planned]int{}, next: heartbeat}); stop != nil {
+				t.Fatalf("%+v", *stop)
+			}
+			b := s.plan["uid-b"]
+			if b == nil || b.back != tt.back {
+				t.Fatalf("%+v", b)
+			}
+		})
 	}
 }

@@ -152,8 +152,9 @@ func (d *drive) makePlan(ctx context.Context, n *corev1.Node) *executor.Outcome 
 // and came after the plan is left alone: its replacement would come as well.
 func (d *drive) adopt(ctx context.Context, pods []*corev1.Pod, all bool) *executor.Outcome {
 	s := d.s
-	news := false
+	news, on := false, make(map[types.UID]*corev1.Pod, len(pods))
 	for _, pod := range pods {
+		on[pod.UID] = pod
 		if p := s.plan[pod.UID]; p == nil || p.pod == nil {
 			if _, came := s.came[pod.UID]; !came {
 				news = true
@@ -191,7 +192,7 @@ func (d *drive) adopt(ctx context.Context, pods []*corev1.Pod, all bool) *execut
 			continue
 		}
 		if p == nil {
-			p = &planned{uid: v.pod.UID, back: !all && s.cameBack(v.pod)}
+			p = &planned{uid: v.pod.UID, back: !all && s.cameBack(v.pod, on)}
 			s.plan[v.pod.UID] = p
 		}
 		p.name, p.pod, p.verdict, p.finished, p.isGone = key(v.pod), v.pod, v, v.kind == finished, false
