@@ -16,13 +16,30 @@ import (
 )
 
 // deniedByAdmission matches the words that the API server puts before what a webhook or
-// a policy said.
-var deniedByAdmission = regexp.MustCompile(`^admission webhook "[^"]+" denied the request|ValidatingAdmissionPolicy '[^']+' with binding '[^']*' denied request`)
+// a policy said, and the name of either.
+var deniedByAdmission = regexp.MustCompile(`^admission webhook "([^"]+)" denied the request|ValidatingAdmissionPolicy '([^']+)' with binding '[^']*' denied request`)
 
 // AdmissionDenied tells whether an answer is a denial by a webhook or a policy of admission.
 func AdmissionDenied(err error) bool {
+	kind, _ := DeniedBy(err)
+	return kind != ""
+}
+
+// DeniedBy names who denied it: kind is "webhook" or "policy", and empty where the answer
+// is no denial by admission. Nothing but the message tells.
+func DeniedBy(err error) (kind, name string) {
 	var status apierrors.APIStatus
-	return errors.As(err, &status) && deniedByAdmission.MatchString(status.Status().Message)
+	if !errors.As(err, &status) {
+		return "", ""
+	}
+	switch m := deniedByAdmission.FindStringSubmatch(status.Status().Message); {
+	case m == nil:
+		return "", ""
+	case m[1] != "":
+		return "webhook", m[1]
+	default:
+		return "policy", m[2]
+	}
 }
 
 // statusMost bounds what is read of an error: a Status is a few hundred bytes.

@@ -57,6 +57,28 @@ func TestDenialsOfAnyCode(t *testing.T) {
 	}
 }
 
+// A denial by admission tells who denied; nothing else does.
+func TestDeniedBy(t *testing.T) {
+	t.Parallel()
+	for message, want := range map[string]string{
+		`admission webhook "guard.example.com" denied the request: not on a Monday`:                                             "webhook guard.example.com",
+		`admission webhook "guard.example.com" denied the request without explanation`:                                          "webhook guard.example.com",
+		`pods "web" is forbidden: ValidatingAdmissionPolicy 'freeze' with binding 'all' denied request: since now`:              "policy freeze",
+		`pods "web" is forbidden: User "x" cannot create resource "pods/eviction"`:                                              " ",
+		`Internal error occurred: failed calling webhook "guard.example.com": EOF`:                                              " ",
+		`pods "web" is forbidden: exceeded, as admission webhook "guard.example.com" denied the request: no, which nobody said`: " ",
+	} {
+		err := &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: 403, Message: message}}
+		kind, name := DeniedBy(fmt.Errorf("evict: %w", err))
+		if kind+" "+name != want || AdmissionDenied(err) != (kind != "") {
+			t.Errorf("%s: by %s %s", message, kind, name)
+		}
+	}
+	if kind, name := DeniedBy(errors.New(`admission webhook "x" denied the request`)); kind != "" || name != "" {
+		t.Errorf("no answer: by %s %s", kind, name)
+	}
+}
+
 // An answer that breaks off is one that broke off.
 func TestDenialThatBreaksOff(t *testing.T) {
 	t.Parallel()

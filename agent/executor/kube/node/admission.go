@@ -46,7 +46,6 @@ func refusedPatch(err error, what, node string) *refusal {
 		r.act = fmt.Sprintf(then, kind+" "+name) + operation.ThenRetry
 		return r
 	}
-	const ask = "ask the owner of admission %s, which refuses it"
 	switch {
 	case withoutDryRun.MatchString(st.Message):
 		r.code = codeUntold
@@ -56,10 +55,9 @@ func refusedPatch(err error, what, node string) *refusal {
 	case st.Code >= http.StatusInternalServerError && deadWebhook.MatchString(st.Message):
 		r.away = true
 		return by("webhook", deadWebhook.FindStringSubmatch(st.Message)[1], "bring back what answers for admission %s, or take it away")
-	case deniedByWebhook.MatchString(st.Message):
-		return by("webhook", deniedByWebhook.FindStringSubmatch(st.Message)[1], ask)
-	case deniedByPolicy.MatchString(st.Message):
-		return by("policy", deniedByPolicy.FindStringSubmatch(st.Message)[1], ask)
+	}
+	if kind, name := cluster.DeniedBy(err); kind != "" {
+		return by(kind, name, "ask the owner of admission %s, which refuses it")
 	}
 	return nil
 }

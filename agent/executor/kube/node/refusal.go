@@ -12,6 +12,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 )
 
 // refusal is why the API server did not take an eviction, or a deletion.
@@ -34,12 +36,9 @@ func (r *refusal) hold() hold {
 	return hold{code: r.code, rule: r.rule, why: r.why, act: r.act, since: r.since}
 }
 
-// Names that the API server puts in the message of a denial; nothing else of it
-// tells who denied.
+// Names that the API server puts in its messages; nothing else of them tells who it was.
 var (
-	deniedByWebhook = regexp.MustCompile(`admission webhook "([^"]+)"`)
-	deniedByPolicy  = regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'`)
-	// Of one that cannot be asked, with failurePolicy: Fail.
+	// Of a webhook that cannot be asked, with failurePolicy: Fail.
 	// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#failure-policy
 	deadWebhook = regexp.MustCompile(`failed calling webhook "([^"]+)"`)
 	// "The disruption budget web needs 2 healthy pods and has 2 currently"
@@ -77,10 +76,10 @@ func refusalOf(err error, p *corev1.Pod, budgets []*budget) *refusal {
 		hook := deadWebhook.FindStringSubmatch(st.Message)[1]
 		return &refusal{code: "eviction_refused", rule: "webhook/" + hook, why: st.Message,
 			act: fmt.Sprintf("bring back what answers for admission webhook %s, or take the webhook away, then drain again", hook)}
-	case st.Code == http.StatusTooManyRequests && strings.Contains(st.Message, "denied"), st.Code < 500 && st.Code != http.StatusTooManyRequests:
-		return denial(st)
 	case st.Code == http.StatusTooManyRequests:
 		return &refusal{code: "throttled", rule: "api_server", why: "the API server is busy: " + st.Message}
+	case st.Code < http.StatusInternalServerError:
+		return denial(err, st)
 	}
 	return &refusal{code: "api_error", rule: "api_server", why: st.Message}
 }
@@ -91,12 +90,10 @@ func conflicting(pod string, r result) *refusal {
 	return &refusal{stage: r.stage, code: "api_error", rule: "api_server", why: fmt.Sprintf("pod %s: the API server answers with a conflict, though the pod is the planned one: %v", pod, r.reply.Err)}
 }
 
-func denial(st metav1.Status) *refusal {
+func denial(err error, st metav1.Status) *refusal {
 	r := &refusal{code: "eviction_refused", rule: "admission", why: st.Message}
-	if m := deniedByWebhook.FindStringSubmatch(st.Message); m != nil {
-		r.rule = "webhook/" + m[1]
-	} else if m := deniedByPolicy.FindStringSubmatch(st.Message); m != nil {
-		r.rule = "policy/" + m[1]
+	if kind, name := cluster.DeniedBy(err); kind != "" {
+		r.rule = kind + "/" + name
 	}
 	return r
 }

@@ -41,7 +41,7 @@ func TestRefusalOf(t *testing.T) {
 		{"busy", status(429, "too many requests"), nil, "throttled", "api_server"},
 		{"namespace ends", status(403, "forbidden: unable to create new content", ending), one, "namespace_terminating", "namespace/ns"},
 		{"webhook", status(403, `admission webhook "guard.example.com" denied the request: no`), one, "eviction_refused", "webhook/guard.example.com"},
-		{"webhook that says later", status(429, `admission webhook "guard.example.com" denied the request: later`), one, "eviction_refused", "webhook/guard.example.com"},
+		{"webhook that says later", status(400, `admission webhook "guard.example.com" denied the request: later`), one, "eviction_refused", "webhook/guard.example.com"},
 		{"webhook that cannot be asked", status(500, `Internal error occurred: failed calling webhook "guard.example.com": failed to call webhook: Post "https://10.0.0.1:1/": connection refused`), one,
 			"eviction_refused", "webhook/guard.example.com"},
 		{"policy", apierrors.NewInvalid(schema.GroupKind{}, "x", nil), one, "eviction_refused", "admission"},
