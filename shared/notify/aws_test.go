@@ -60,3 +60,9 @@ func TestCrashesOnDynamoDB(t *testing.T) {
 		onDynamoDB(t).crash(at, at%2 == 0)
 	}
 }
+
+// TestRefusedBurstOnDynamoDB: see TestRefusedBurst.
+func TestRefusedBurstOnDynamoDB(t *testing.T) {
+	t.Parallel()
+	onDynamoDB(t).refusedBurst(2 * refusedMost)
+}

@@ -13,7 +13,7 @@ import (
 )
 
 // newPicky is a site that answers messages of rules that begin with bad as it is told.
-func newPicky(t *testing.T, p *plane, bad func(w http.ResponseWriter, r *http.Request)) *site {
+func newPicky(t testing.TB, p *plane, bad func(w http.ResponseWriter, r *http.Request)) *site {
 	t.Helper()
 	var s *site
 	s = newSite(t, p, func(w http.ResponseWriter, r *http.Request, n int) {
@@ -243,40 +243,44 @@ func TestRefusedBurst(t *testing.T) {
 	for _, bad := range []int{refusedMost + 12, 300} {
 		t.Run(fmt.Sprint(bad), func(t *testing.T) {
 			t.Parallel()
-			p := setup(t)
-			s := newPicky(t, p, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(422) })
-			r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
-			var known, short []*alert.Alert
-			for i := range 3 * webhookRound {
-				known = append(known, p.alert(fmt.Sprintf("known%d", i)))
-				short = append(short, p.alert(fmt.Sprintf("short%d", i)))
-			}
-			p.tell(alert.TypeFiring, known...)
-			p.run()
-			p.advance(time.Minute)
-			p.bad(bad)
-			p.tell(alert.TypeResolved, known...)
-			p.tell(alert.TypeFiring, short...)
-			p.tell(alert.TypeResolved, short...)
-			p.run()
-			came := map[string][]string{}
-			for _, d := range p.deliveries(r, Delivered) {
-				came[d.Rule] = append(came[d.Rule], d.Type)
-			}
-			for _, a := range append(known, short...) {
-				if got := came[a.Rule]; len(got) != 2 {
-					t.Errorf("of %s came %v", a.Rule, got)
-				}
-			}
-			order := map[string]int64{}
-			for _, g := range s.all() {
-				if is := g.message.Data; is.Sequence < order[is.ID] {
-					t.Errorf("of %s number %d came after %d", is.Rule, is.Sequence, order[is.ID])
-				} else {
-					order[is.ID] = is.Sequence
-				}
-			}
+			setup(t).refusedBurst(bad)
 		})
+	}
+}
+
+func (p *plane) refusedBurst(bad int) {
+	t := p.t
+	s := newPicky(t, p, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(422) })
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
+	var known, short []*alert.Alert
+	for i := range 3 * webhookRound {
+		known = append(known, p.alert(fmt.Sprintf("known%d", i)))
+		short = append(short, p.alert(fmt.Sprintf("short%d", i)))
+	}
+	p.tell(alert.TypeFiring, known...)
+	p.run()
+	p.advance(time.Minute)
+	p.bad(bad)
+	p.tell(alert.TypeResolved, known...)
+	p.tell(alert.TypeFiring, short...)
+	p.tell(alert.TypeResolved, short...)
+	p.run()
+	came := map[string][]string{}
+	for _, d := range p.deliveries(r, Delivered) {
+		came[d.Rule] = append(came[d.Rule], d.Type)
+	}
+	for _, a := range append(known, short...) {
+		if got := came[a.Rule]; len(got) != 2 {
+			t.Errorf("of %s came %v", a.Rule, got)
+		}
+	}
+	order := map[string]int64{}
+	for _, g := range s.all() {
+		is := g.message.Data
+		if is.Sequence < order[is.ID] {
+			t.Errorf("of %s number %d came after %d", is.Rule, is.Sequence, order[is.ID])
+		}
+		order[is.ID] = is.Sequence
 	}
 }
 
