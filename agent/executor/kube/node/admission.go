@@ -62,6 +62,22 @@ func refusedPatch(err error, what, node string) *refusal {
 	return nil
 }
 
+// untaken tells what admission made of a patch that the API server took: it answers with
+// the node as it is stored. nil: what was to be set is.
+// https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#what-are-they
+func (c change) untaken(what string, n *corev1.Node) *refusal {
+	if c.unschedulable == nil || n.Spec.Unschedulable == *c.unschedulable {
+		return nil
+	}
+	stays := "schedulable"
+	if n.Spec.Unschedulable {
+		stays = "unschedulable"
+	}
+	return &refusal{code: codeRefused, rule: "admission",
+		why: fmt.Sprintf("%s of node %s is refused: the API server took the change and left the node %s, so a webhook or policy that mutates nodes took it out", what, n.Name, stays),
+		act: fmt.Sprintf("find the mutating admission webhook or policy that sets spec.unschedulable of node %s, and ask its owner", n.Name) + operation.ThenRetry}
+}
+
 // refusedUnnamed is of what the API server refused without a word on who did.
 func refusedUnnamed(err error, what, node string) *refusal {
 	return &refusal{code: codeRefused, rule: "admission", why: fmt.Sprintf("%s of node %s is refused: %v", what, node, err)}
@@ -99,10 +115,10 @@ func (e *nodes) rehearsePatch(ctx context.Context, a *protocol.Assignment, what 
 	asked := ctx
 	ctx, cancel := context.WithTimeout(ctx, dryRunFor)
 	defer cancel()
-	_, err = e.c.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body,
+	would, err := e.c.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body,
 		metav1.PatchOptions{FieldManager: fieldManager, DryRun: []string{metav1.DryRunAll}})
 	if err == nil {
-		return nil, nil
+		return set.untaken(what, would), nil
 	}
 	if r := refusedPatch(err, what, n.Name); r != nil {
 		return r, nil

@@ -125,6 +125,69 @@ func TestNodePatchRefused(t *testing.T) {
 	}
 }
 
+// fix has an admission policy set whether one node is schedulable, whatever it is changed to.
+func fix(t *testing.T, r *kuberig.Rig, n *corev1.Node, unschedulable bool) {
+	t.Helper()
+	admin := r.Client(kuberig.Admin).AdmissionregistrationV1()
+	name := r.Name("fix")
+	_, err := admin.MutatingAdmissionPolicies().Create(t.Context(), &admissionv1.MutatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionv1.MutatingAdmissionPolicySpec{FailurePolicy: ptr.To(admissionv1.Fail), ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: ofNodes}}},
+			MatchConditions:  []admissionv1.MatchCondition{{Name: "one", Expression: fmt.Sprintf("object.metadata.name == %q", n.Name)}},
+			Mutations: []admissionv1.Mutation{{PatchType: admissionv1.PatchTypeJSONPatch, JSONPatch: &admissionv1.JSONPatch{
+				Expression: fmt.Sprintf(`[JSONPatch{op: "add", path: "/spec/unschedulable", value: %t}]`, unschedulable)}}}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = admin.MutatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: name}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = admin.MutatingAdmissionPolicyBindings().Delete(context.Background(), name, metav1.DeleteOptions{})
+		_ = admin.MutatingAdmissionPolicies().Delete(context.Background(), name, metav1.DeleteOptions{})
+	})
+}
+
+// TestNodePatchStripped: a policy that takes the change out of a node's patch has refused
+// it, says the dry run and the operation. What came with the change is not left behind.
+func TestNodePatchStripped(t *testing.T) {
+	t.Parallel()
+	for _, typ := range []string{"node.cordon", "node.drain", "node.uncordon"} {
+		t.Run(typ, func(t *testing.T) {
+			t.Parallel()
+			r := kuberig.Shared(t)
+			n := r.Node("stripped", kuberig.GPUs(8))
+			a := newAgent(t, r, nil)
+			if typ == "node.uncordon" {
+				a.mustRun(newJob(r, "node.cordon", n, `{}`))
+			}
+			before := CordonOf(r.NodeNow(n.Name))
+			fix(t, r, n, typ == "node.uncordon")
+			r.Await("it is in force", func(context.Context) (bool, error) {
+				list := preview(t, a, typ, n, `{}`)
+				return len(list) == 1 && stripped(list[0].Code, list[0].Rule, list[0].Detail), nil
+			})
+			j := newJob(r, typ, n, `{}`)
+			step, o := a.run(t.Context(), j)
+			if o.Class != operation.OutcomePermanent || !stripped(o.ErrorCode, "admission", o.Detail) {
+				t.Errorf("at %s with %+v", step, o)
+			}
+			now := r.NodeNow(n.Name)
+			if c := CordonOf(now); (c == nil) != (before == nil) || c != nil && *c != *before {
+				t.Errorf("the cordon was %+v, is %+v", before, c)
+			}
+			if now.Annotations[cluster.AnnotationUncordon] != "" || now.Annotations[annotationDrain] != "" || before == nil && now.Annotations[cluster.AnnotationCordon] != "" {
+				t.Errorf("left on the node: %v", now.Annotations)
+			}
+			if end, d := a.observe(j); typ == "node.drain" && (d.Planned != nil || d.GPUHours == nil || *d.GPUHours != 0 || len(end.Residual) != 0) {
+				t.Errorf("told %q, %s", end.Message, end.Details)
+			}
+		})
+	}
+}
+
 // TestCordonRefusedLate: a policy that comes between preflight and cordon. The drain
 // took nothing out of service.
 func TestCordonRefusedLate(t *testing.T) {

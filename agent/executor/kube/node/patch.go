@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
@@ -50,7 +52,7 @@ func stopped(code, detail string) wish {
 // settled by reading: had the patch gone through, the node carries the mark; if it
 // still comes, its resourceVersion is old. So the next try may take as long as
 // admission may. have is the node as it was just read, or nil. The node is returned as
-// the API server answered it.
+// the API server answered it, and what admission kept out of that is refused.
 func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *corev1.Node, judge func(n *corev1.Node) wish) (*corev1.Node, executor.Outcome) {
 	n := have
 	var busy executor.Outcome // of a server that takes no patch, however often
@@ -95,7 +97,13 @@ func (e *nodes) patch(ctx context.Context, t *executor.Task, what string, have *
 			after, err = e.c.Client.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
 			return err
 		})
-		if d := refusedPatch(r.Err, what, n.Name); d != nil {
+		d := refusedPatch(r.Err, what, n.Name)
+		if r.Category == cluster.OK {
+			if d = w.set.untaken(what, after); d != nil {
+				n = e.takeBack(ctx, t, n, after, w.set, d)
+			}
+		}
+		if d != nil {
 			h.stands(begun, d.blocker(n.Name))
 			o := d.outcome()
 			o.CommandID = r.Command
@@ -193,6 +201,37 @@ func (c change) body(n *corev1.Node, m cluster.Mark) ([]byte, error) {
 		return nil, fmt.Errorf("encode the patch of node %s: %w", n.Name, err)
 	}
 	return b, nil
+}
+
+// takeBack takes back what came to be stored of a change that admission kept out: the
+// annotations tell of a cordon, or of a lift, that is not there. The mark stays. read is
+// the node as it was before, and stored as it was answered. It returns the node as last
+// known, and r says so where they are still there.
+func (e *nodes) takeBack(ctx context.Context, t *executor.Task, read, stored *corev1.Node, set change, r *refusal) *corev1.Node {
+	n, o := e.patch(ctx, t, "annotations", stored, func(n *corev1.Node) wish {
+		back := change{annotations: map[string]*string{}}
+		for k, v := range set.annotations {
+			if was := annotation(read, k); !ptr.Equal(was, v) && ptr.Equal(annotation(n, k), v) {
+				back.annotations[k] = was
+			}
+		}
+		if len(back.annotations) == 0 {
+			return wish{done: "nothing came to be stored"}
+		}
+		return wish{set: back}
+	})
+	if o.Class != operation.OutcomeDone {
+		r.why += "; its annotations may still be there: " + o.Detail
+	}
+	return cmp.Or(n, stored)
+}
+
+// annotation is the node's annotation, nil: it has none.
+func annotation(n *corev1.Node, key string) *string {
+	if v, has := n.Annotations[key]; has {
+		return &v
+	}
+	return nil
 }
 
 // rely makes the node carry the mark of this lease before the step goes by what an

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -31,7 +32,11 @@ func rehearsals(client *fake.Clientset, answer func() error) {
 				return true, nil, err
 			}
 		}
-		n, err := client.Tracker().Get(a.GetResource(), "", a.(ktesting.PatchAction).GetName())
+		o, err := client.Tracker().Get(a.GetResource(), "", a.(ktesting.PatchAction).GetName())
+		if err != nil {
+			return true, nil, err
+		}
+		n, err := patched(o.(*corev1.Node), a.(ktesting.PatchAction).GetPatch())
 		return true, n, err
 	})
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,48 +26,63 @@ import (
 )
 
 // versioned has the fake take patches of the node as an API server does: under the
-// resourceVersion that they name, which it then moves on.
-func (b *outcomeBench) versioned() {
+// resourceVersion that they name, which it then moves on, with what admission makes of
+// them, and dry runs without keeping them.
+func (b *outcomeBench) versioned(admission ...func(n *corev1.Node)) {
 	nodes := corev1.SchemeGroupVersion.WithResource("nodes")
 	b.client.PrependReactor("patch", "nodes", func(a ktesting.Action) (bool, runtime.Object, error) {
-		var set struct {
-			Metadata struct {
-				ResourceVersion string
-				Annotations     map[string]*string
-			}
-			Spec *struct{ Unschedulable *bool }
-		}
-		if err := json.Unmarshal(a.(ktesting.PatchAction).GetPatch(), &set); err != nil {
-			return true, nil, err
-		}
 		o, err := b.client.Tracker().Get(nodes, "", "n")
 		if err != nil {
 			return true, nil, err
 		}
-		n := o.(*corev1.Node).DeepCopy()
-		if n.ResourceVersion != set.Metadata.ResourceVersion {
-			return true, nil, apierrors.NewConflict(nodeResource, "n", errors.New("the object has been modified"))
+		n, err := patched(o.(*corev1.Node), a.(ktesting.PatchAction).GetPatch())
+		if err != nil {
+			return true, nil, err
 		}
-		version, err := strconv.Atoi(n.ResourceVersion)
+		for _, mutate := range admission {
+			mutate(n)
+		}
+		if dryRuns(a) {
+			return true, n, nil
+		}
+		version, err := strconv.Atoi(cmp.Or(n.ResourceVersion, "0"))
 		if err != nil {
 			return true, nil, err
 		}
 		n.ResourceVersion = strconv.Itoa(version + 1)
-		n.Annotations = maps.Clone(n.Annotations)
-		if n.Annotations == nil {
-			n.Annotations = map[string]string{}
-		}
-		for k, v := range set.Metadata.Annotations {
-			delete(n.Annotations, k)
-			if v != nil {
-				n.Annotations[k] = *v
-			}
-		}
-		if set.Spec != nil {
-			n.Spec.Unschedulable = set.Spec.Unschedulable != nil && *set.Spec.Unschedulable
-		}
 		return true, n, b.client.Tracker().Update(nodes, n, "")
 	})
+}
+
+// patched is the node as a patch of the agent's makes it.
+func patched(on *corev1.Node, patch []byte) (*corev1.Node, error) {
+	var set struct {
+		Metadata struct {
+			ResourceVersion string
+			Annotations     map[string]*string
+		}
+		Spec *struct{ Unschedulable *bool }
+	}
+	if err := json.Unmarshal(patch, &set); err != nil {
+		return nil, err
+	}
+	if on.ResourceVersion != set.Metadata.ResourceVersion {
+		return nil, apierrors.NewConflict(nodeResource, "n", errors.New("the object has been modified"))
+	}
+	n := on.DeepCopy()
+	if n.Annotations == nil {
+		n.Annotations = map[string]string{}
+	}
+	for k, v := range set.Metadata.Annotations {
+		delete(n.Annotations, k)
+		if v != nil {
+			n.Annotations[k] = *v
+		}
+	}
+	if set.Spec != nil {
+		n.Spec.Unschedulable = set.Spec.Unschedulable != nil && *set.Spec.Unschedulable
+	}
+	return n, nil
 }
 
 // A cordon whose holder died may be with a webhook yet. Who takes over says that no cordon

@@ -1,0 +1,159 @@
+package node
+
+import (
+	"context"
+	"maps"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
+)
+
+// stripped tells whether a code, a rule and a detail are of a change that admission
+// took out.
+func stripped(code, rule, detail string) bool {
+	return code == codeRefused && rule == "admission" && strings.Contains(detail, "mutates nodes took it out")
+}
+
+// preview is a dry run of an operation on the node.
+func (b *outcomeBench) preview(typ, payload string) []protocol.Blocker {
+	b.t.Helper()
+	ask := b.e.nodes.preview
+	if typ == "node.drain" {
+		ask = b.e.previewDrain
+	}
+	list, err := ask(b.t.Context(), protocol.PreviewRequest{Type: typ, TargetName: "node:n", NodeName: "n", Payload: []byte(payload)})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return list
+}
+
+func (b *outcomeBench) node() *corev1.Node {
+	b.t.Helper()
+	n, err := b.client.CoreV1().Nodes().Get(context.Background(), "n", metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return n
+}
+
+// Admission that mutates nodes takes a cordon out of the patch: nobody uncordoned the node,
+// which never was cordoned, and nothing tells of a cordon.
+func TestCordonThatAdmissionStrips(t *testing.T) {
+	t.Parallel()
+	for _, typ := range []string{"node.cordon", "node.drain"} {
+		t.Run(typ, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b := outcomeSetup(t, aPod("a"))
+				b.versioned(func(n *corev1.Node) { n.Spec.Unschedulable = false })
+				if list := b.preview(typ, `{}`); len(list) != 1 || !stripped(list[0].Code, list[0].Rule, list[0].Detail) {
+					t.Errorf("the dry run shows %+v", list)
+				}
+				b.task.Assignment.Type = typ
+				var told []protocol.Blocker
+				b.task.Blocked = func(now []protocol.Blocker) { told = now }
+				o := b.run(b.e, "preflight")
+				if typ == "node.drain" {
+					o = b.run(b.e, "cordon")
+				} else {
+					o = b.e.cordon(t.Context(), b.task, &placing{})
+				}
+				if o.Class != operation.OutcomePermanent || o.CommandID == "" || !stripped(o.ErrorCode, "admission", o.Detail) || !strings.Contains(o.ActionText, "mutating admission webhook or policy") {
+					t.Errorf("%+v", o)
+				}
+				if len(told) != 1 || !stripped(told[0].Code, told[0].Rule, told[0].Detail) {
+					t.Errorf("shown %+v", told)
+				}
+				if diff := cmp.Diff(map[string]string{cluster.AnnotationMark: "op_1/1/1"}, b.node().Annotations); diff != "" {
+					t.Errorf("left on the node: %s", diff)
+				}
+				time.Sleep(time.Hour)
+				for who, e := range map[string]*drainer{"the agent": b.e, "another": b.agent()} {
+					if end, d := b.observe(e); typ == "node.drain" && (d.Planned != nil || d.GPUs == nil || *d.GPUs != 0 || d.GPUHours == nil || *d.GPUHours != 0 || len(end.Residual) != 0) {
+						t.Errorf("%s tells %q, left %+v, %s", who, end.Message, end.Residual, end.Details)
+					}
+				}
+				synctest.Wait()
+				events, err := b.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
+				if err != nil || len(events.Items) > 0 {
+					t.Errorf("events %+v, %v", events, err)
+				}
+			})
+		})
+	}
+}
+
+// A lift that is taken out leaves the cordon to whom it belongs.
+func TestUncordonThatAdmissionStrips(t *testing.T) {
+	t.Parallel()
+	for _, step := range []string{"uncordon", "restore"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b := outcomeSetup(t, aPod("a"))
+				strips := false
+				b.versioned(func(n *corev1.Node) { n.Spec.Unschedulable = n.Spec.Unschedulable || strips })
+				for _, step := range []string{"preflight", "cordon"} {
+					if o := b.run(b.e, step); o.Class != operation.OutcomeDone {
+						t.Fatalf("%s: %+v", step, o)
+					}
+				}
+				strips = true
+				before := b.node()
+				if list := b.preview("node.uncordon", `{}`); len(list) != 1 || !stripped(list[0].Code, list[0].Rule, list[0].Detail) {
+					t.Errorf("the dry run shows %+v", list)
+				}
+				do := b.e.uncordon
+				if step == "restore" {
+					b.task.Assignment.Steps = append(b.task.Assignment.Steps, protocol.Step{PlanStep: operation.PlanStep{ID: "stp_restore", Name: "restore", Cleanup: true}})
+					do = b.e.drain().Steps["restore"].Execute
+				}
+				if o := do(t.Context(), b.task); o.Class != operation.OutcomePermanent || !stripped(o.ErrorCode, "admission", o.Detail) {
+					t.Errorf("%+v", o)
+				}
+				n := b.node()
+				if !maps.Equal(n.Annotations, before.Annotations) || !ours(CordonOf(n), "op_1") {
+					t.Errorf("the node is left with %v, was %v", n.Annotations, before.Annotations)
+				}
+				if end, _ := b.observe(b.e); len(end.Residual) == 0 || end.Residual[0].Detail != "node n is left cordoned by this operation" {
+					t.Errorf("left %+v", end.Residual)
+				}
+			})
+		})
+	}
+}
+
+// Of a change that was taken out, what somebody has written over since stays theirs.
+func TestTakeBackSparesWhatCameAfter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * linger)
+		b := outcomeSetup(t)
+		b.versioned(func(n *corev1.Node) { n.Spec.Unschedulable = false })
+		text := "ours"
+		set := change{annotations: map[string]*string{cluster.AnnotationCordon: &text, annotationDrain: &text}}
+		read, stored, late := b.node(), b.node(), b.node()
+		stored.ResourceVersion, stored.Annotations = "1", map[string]string{cluster.AnnotationCordon: text, annotationDrain: text}
+		late.ResourceVersion, late.Annotations = "2", map[string]string{cluster.AnnotationCordon: "theirs", annotationDrain: text}
+		if _, err := b.client.CoreV1().Nodes().Update(t.Context(), late, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		n := b.e.takeBack(t.Context(), b.task, read, stored, set, &refusal{})
+		want := map[string]string{cluster.AnnotationCordon: "theirs", cluster.AnnotationMark: "op_1/1/1"}
+		if diff := cmp.Diff(want, n.Annotations); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
