@@ -241,8 +241,12 @@ func mayCordonYet(a *protocol.Assignment, n *corev1.Node) bool {
 func (e *nodes) restore(ctx context.Context, t *executor.Task, see func(n *corev1.Node)) executor.Outcome {
 	judge := func(n *corev1.Node) wish {
 		see(n)
-		if !ours(CordonOf(n), t.Assignment.Operation) {
+		c := CordonOf(n)
+		switch {
+		case c == nil:
 			return wish{done: noCordon}
+		case !ours(c, t.Assignment.Operation):
+			return wish{done: noCordon + ", which is cordoned by " + describe(c)}
 		}
 		set := lift()
 		e.sign(t.Assignment, set)
@@ -259,9 +263,13 @@ func (e *nodes) restore(ctx context.Context, t *executor.Task, see func(n *corev
 	}
 	switch {
 	case o.ErrorCode == "node_gone" || o.ErrorCode == "node_replaced":
-		return executor.Done(fmt.Sprintf("nothing to restore: %s", o.Detail))
-	case o.Class == operation.OutcomeDone && n != nil && !n.Spec.Unschedulable:
+		o = executor.Done(fmt.Sprintf("nothing to restore: %s", o.Detail))
+		o.Nothing = true
+	case o.Class != operation.OutcomeDone:
+	case lifted(t.Assignment, n):
 		e.say(ctx, t, n, "Uncordoned", "Opsplane took the cordon of its drain back")
+	default:
+		o.Nothing = true
 	}
 	return o
 }

@@ -179,6 +179,32 @@ func TestCordonOwnership(t *testing.T) {
 			t.Fatalf("at %s with %+v", step, o)
 		}
 	})
+	t.Run("a person's beside ours", func(t *testing.T) {
+		n := r.Node("shared")
+		j := newJob(r, "node.drain", n, `{"on_cancel":"restore"}`)
+		a.mustRun(j)
+		applied := fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":true}}`, n.Name)
+		if _, err := r.Client(kuberig.Admin).CoreV1().Nodes().Patch(t.Context(), n.Name, types.ApplyPatchType, []byte(applied), metav1.PatchOptions{FieldManager: "alice"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := owner(n); got != "external alice" {
+			t.Fatalf("owner %q of %+v", got, r.NodeNow(n.Name).ManagedFields)
+		}
+		if o := a.execute(t.Context(), j, "restore"); o.Class != operation.OutcomeDone || !o.Nothing || !strings.Contains(o.Detail, "external alice") {
+			t.Fatalf("restore: %+v", o)
+		}
+		if list := preview(t, a, "node.uncordon", n, `{}`); len(list) != 1 || list[0].Code != "cordon_not_owned" || !strings.Contains(list[0].Detail, "external alice") {
+			t.Fatalf("preview %+v", list)
+		}
+		if step, o := a.run(t.Context(), newJob(r, "node.uncordon", n, `{}`)); step != "uncordon" || o.ErrorCode != "cordon_not_owned" || !r.NodeNow(n.Name).Spec.Unschedulable {
+			t.Fatalf("at %s with %+v", step, o)
+		}
+		a.mustRun(newJob(r, "node.uncordon", n, `{"take_over":true}`))
+		a.mustRun(newJob(r, "node.cordon", n, `{}`))
+		if got := owner(n); got != "opsplane tester" { // alice's went with the lift
+			t.Fatalf("owner %q of %+v", got, r.NodeNow(n.Name).ManagedFields)
+		}
+	})
 	t.Run("another operation's", func(t *testing.T) {
 		n := r.Node("other")
 		a.mustRun(newJob(r, "node.cordon", n, `{}`))

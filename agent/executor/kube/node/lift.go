@@ -26,29 +26,15 @@ func LiftOf(n *corev1.Node) *protocol.Cordon {
 	if !told {
 		return nil
 	}
-	if wrote := annotatedBy(n, cluster.AnnotationUncordon); wrote != "" && wrote != fieldManager {
+	if wrote := (setting{manager: annotatedBy(n, cluster.AnnotationUncordon)}); wrote.other() {
 		return nil
 	}
 	return &c
 }
 
-// annotatedBy names the manager that wrote the annotation; empty: nobody kept books.
-func annotatedBy(n *corev1.Node, annotation string) string {
-	for _, f := range n.ManagedFields {
-		if f.FieldsV1 == nil || f.Subresource != "" {
-			continue
-		}
-		var set struct {
-			Metadata struct {
-				Annotations map[string]json.RawMessage `json:"f:annotations"`
-			} `json:"f:metadata"`
-		}
-		if json.Unmarshal(f.FieldsV1.GetRawBytes(), &set) != nil {
-			continue
-		}
-		if _, owns := set.Metadata.Annotations["f:"+annotation]; owns {
-			return f.Manager
-		}
-	}
-	return ""
+// lifted tells whether the node is open by a lift of the assignment's own run.
+func lifted(a *protocol.Assignment, n *corev1.Node) bool {
+	on, marked := cluster.ReadMark(n.Annotations)
+	c := LiftOf(n)
+	return !n.Spec.Unschedulable && c != nil && c.Operation == a.Operation && marked && on.SameRun(markOf(a))
 }

@@ -1,8 +1,10 @@
 package node
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,17 +22,18 @@ const fieldManager = cluster.ManagedBy
 //
 // The annotation alone proves nothing: it stays behind when a person uncordons the
 // node with other tools and later cordons it again. So the API server's own books
-// decide where it keeps them: whoever set spec.unschedulable owns it.
+// decide where it keeps them: whoever set spec.unschedulable owns it, and a person
+// before an operation that set the same.
 func CordonOf(n *corev1.Node) *protocol.Cordon {
 	if !n.Spec.Unschedulable {
 		return nil
 	}
-	closed, wrote := setBy(n)
+	closed, wrote := closedBy(n), setting{manager: annotatedBy(n, cluster.AnnotationCordon)}
 	c, told := readCordon(n.Annotations[cluster.AnnotationCordon])
 	switch {
-	case closed.manager != "" && closed.manager != fieldManager, closed.manager == "" && !told:
+	case closed.other(), closed.manager == "" && !told:
 		return &protocol.Cordon{Owner: "external", By: closed.manager, Since: closed.at}
-	case !told || wrote.manager != "" && wrote.manager != fieldManager:
+	case !told || wrote.other():
 		// Closed by an operation, and what it wrote beside was changed by others.
 		return &protocol.Cordon{Owner: "opsplane", Since: closed.at}
 	}
@@ -60,33 +63,59 @@ type setting struct {
 	at      time.Time
 }
 
-// setBy reads who set spec.unschedulable, and who the cordon's annotation.
-func setBy(n *corev1.Node) (closed, wrote setting) {
-	for _, f := range n.ManagedFields {
-		if f.FieldsV1 == nil || f.Subresource != "" {
-			continue
+// other tells whether somebody else than an operation set it.
+func (s setting) other() bool { return s.manager != "" && s.manager != fieldManager }
+
+// closedBy reads who set spec.unschedulable. Who applies what is set already owns it
+// beside whoever set it (server-side apply): then the node is closed for them as well, and
+// the first of those who are no operation is named.
+// https://kubernetes.io/docs/reference/using-api/server-side-apply/#sharing-field-ownership
+func closedBy(n *corev1.Node) (closed setting) {
+	eachSetter(n, func(by setting, set fieldSet) {
+		if _, owns := set.Spec["f:unschedulable"]; !owns {
+			return
 		}
-		var set struct {
-			Spec     map[string]json.RawMessage `json:"f:spec"`
-			Metadata struct {
-				Annotations map[string]json.RawMessage `json:"f:annotations"`
-			} `json:"f:metadata"`
-		}
-		if json.Unmarshal(f.FieldsV1.GetRawBytes(), &set) != nil {
-			continue
-		}
-		by := setting{manager: f.Manager}
-		if f.Time != nil {
-			by.at = f.Time.UTC()
-		}
-		if _, owns := set.Spec["f:unschedulable"]; owns {
+		earlier := cmp.Or(by.at.Compare(closed.at), strings.Compare(by.manager, closed.manager)) < 0
+		if closed.manager == "" || by.other() && (!closed.other() || earlier) {
 			closed = by
 		}
-		if _, owns := set.Metadata.Annotations["f:"+cluster.AnnotationCordon]; owns {
-			wrote = by
+	})
+	return closed
+}
+
+// annotatedBy names the manager that wrote the annotation, an operation's where it is
+// one of several: they all wrote the same. Empty: nobody kept books.
+func annotatedBy(n *corev1.Node, annotation string) (manager string) {
+	eachSetter(n, func(by setting, set fieldSet) {
+		if _, owns := set.Metadata.Annotations["f:"+annotation]; owns && manager != fieldManager {
+			manager = by.manager
 		}
+	})
+	return manager
+}
+
+// fieldSet is what somebody set of a node, as far as it is read.
+type fieldSet struct {
+	Spec     map[string]json.RawMessage `json:"f:spec"`
+	Metadata struct {
+		Annotations map[string]json.RawMessage `json:"f:annotations"`
+	} `json:"f:metadata"`
+}
+
+// eachSetter reads the API server's books of a node. Those of a subresource are left out:
+// no change of one sets what is read.
+func eachSetter(n *corev1.Node, f func(by setting, set fieldSet)) {
+	for _, e := range n.ManagedFields {
+		var set fieldSet
+		if e.FieldsV1 == nil || e.Subresource != "" || json.Unmarshal(e.FieldsV1.GetRawBytes(), &set) != nil {
+			continue
+		}
+		by := setting{manager: e.Manager}
+		if e.Time != nil {
+			by.at = e.Time.UTC()
+		}
+		f(by, set)
 	}
-	return closed, wrote
 }
 
 func describe(c *protocol.Cordon) string {

@@ -27,6 +27,13 @@ func TestCordonOf(t *testing.T) {
 		return metav1.ManagedFieldsEntry{Manager: manager, Time: &at, FieldsV1: f, Subresource: subresource}
 	}
 	const sets, other = `{"f:spec":{"f:unschedulable":{}}}`, `{"f:spec":{"f:taints":{}}}`
+	applied := func(manager string, since time.Duration) metav1.ManagedFieldsEntry {
+		e, at := fields(manager, sets, ""), metav1.NewTime(at.Add(since))
+		e.Operation, e.Time = metav1.ManagedFieldsOperationApply, &at
+		return e
+	}
+	late := at.Add(time.Hour).UTC()
+	const notes = `{"f:metadata":{"f:annotations":{"f:opsplane.io/cordon":{}}}}`
 	mine := protocol.Cordon{Owner: "opsplane", Operation: "op_1", By: "alice", Since: at.UTC()}
 	tests := []struct {
 		name       string
@@ -43,8 +50,20 @@ func TestCordonOf(t *testing.T) {
 		{name: "a person's", cordoned: true, fields: []metav1.ManagedFieldsEntry{fields("kubectl-cordon", sets, "")},
 			want: &protocol.Cordon{Owner: "external", By: "kubectl-cordon", Since: at.UTC()}},
 		{name: "a status that looks alike", cordoned: true, annotation: "ours", fields: []metav1.ManagedFieldsEntry{fields("kubelet", sets, "status")}, want: &mine},
+		{name: "a person's, who applies what we set", cordoned: true, annotation: "ours", fields: []metav1.ManagedFieldsEntry{applied("alice", time.Hour), fields(fieldManager, sets, "")},
+			want: &protocol.Cordon{Owner: "external", By: "alice", Since: late}},
+		{name: "a person's, who is told of after us", cordoned: true, annotation: "ours", fields: []metav1.ManagedFieldsEntry{fields(fieldManager, sets, ""), applied("alice", time.Hour)},
+			want: &protocol.Cordon{Owner: "external", By: "alice", Since: late}},
+		{name: "a person's, who updated it to what we apply", cordoned: true, annotation: "ours", fields: []metav1.ManagedFieldsEntry{applied(fieldManager, time.Hour), fields("alice", sets, "")},
+			want: &protocol.Cordon{Owner: "external", By: "alice", Since: at.UTC()}},
+		{name: "of several, the first", cordoned: true, annotation: "ours", fields: []metav1.ManagedFieldsEntry{applied("bob", time.Hour), fields(fieldManager, sets, ""), applied("alice", time.Hour), applied("zoe", 2*time.Hour)},
+			want: &protocol.Cordon{Owner: "external", By: "alice", Since: late}},
+		{name: "ours, set twice", cordoned: true, annotation: "ours", fields: []metav1.ManagedFieldsEntry{applied(fieldManager, time.Hour), fields(fieldManager, sets, "")}, want: &mine},
+		{name: "ours beside a status that looks alike", cordoned: true, annotation: "ours", fields: []metav1.ManagedFieldsEntry{fields(fieldManager, sets, ""), fields("kubelet", sets, "status")}, want: &mine},
+		{name: "ours, and somebody applies the same annotation", cordoned: true, annotation: "ours",
+			fields: []metav1.ManagedFieldsEntry{fields("bob", notes, ""), fields(fieldManager, sets, ""), fields(fieldManager, notes, ""), fields("zoe", notes, "")}, want: &mine},
 		{name: "ours, and the annotation is another's", cordoned: true, annotation: "ours", fields: []metav1.ManagedFieldsEntry{fields(fieldManager, sets, ""),
-			fields("kubectl-annotate", `{"f:metadata":{"f:annotations":{"f:opsplane.io/cordon":{}}}}`, "")}, want: &protocol.Cordon{Owner: "opsplane", Since: at.UTC()}},
+			fields("kubectl-annotate", notes, "")}, want: &protocol.Cordon{Owner: "opsplane", Since: at.UTC()}},
 		{name: "an annotation past every limit", cordoned: true, annotation: `{"owner":"opsplane","by":"` + strings.Repeat("A", 70_000) + `"}`,
 			fields: []metav1.ManagedFieldsEntry{fields(fieldManager, sets, "")}, want: &protocol.Cordon{Owner: "opsplane", Since: at.UTC()}},
 		{name: "an annotation with control characters", cordoned: true, annotation: `{"owner":"opsplane","by":"a\u0000b"}`, want: &protocol.Cordon{Owner: "external"}},
