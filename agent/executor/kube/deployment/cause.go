@@ -19,6 +19,7 @@ const (
 	codeQuota         = "quota_exceeded"
 	codeCreateRefused = "create_refused" // an admission policy refuses the pods
 	codeUnschedulable = "unschedulable"
+	codeNotReady      = "not_ready" // it runs, and that is all that is known
 	codeDeadline      = "progress_deadline_exceeded"
 	codeTerminating   = "terminating"  // a pod that has not gone
 	codeOverdue       = "stop_overdue" // one whose grace is over
@@ -52,9 +53,11 @@ type cause struct {
 	detail   string
 	since    time.Time // zero: the API server does not say
 	pods     int
-	rest     string // what becomes of the rollout if nobody waits for it; "": restGoesOn
-	held     bool   // it is somebody's will
-	old      bool   // it is of a pod of before
+	rest     string    // what becomes of the rollout if nobody waits for it; "": restGoesOn
+	held     bool      // it is somebody's will
+	old      bool      // it is of a pod of before
+	due      time.Time // of what is not ready: when it becomes a cause
+	next     string    // what becomes of the rollout if it stays so
 }
 
 const restGoesOn = "the cluster rolls on by itself"
@@ -67,9 +70,10 @@ func (c cause) hopeless() bool {
 func (c cause) key() string { return c.code + "\x00" + c.rule }
 
 // ranks are the order of causes: what the pods themselves say comes before what
-// somebody wants, and that before what keeps pods from going, being made or placed.
+// somebody wants, and that before what keeps pods from going, being made or placed. That
+// one runs and is not ready comes last: where there is more, it is why.
 var ranks = []string{codeConfig, codeImagePull, codeCrashLoop, codePaused, codeOnDelete, codePartition, codeScaled, codeSilent,
-	codeFinalizer, codeOverdue, codeQuota, codeCreateRefused, codeUnschedulable}
+	codeFinalizer, codeOverdue, codeQuota, codeCreateRefused, codeUnschedulable, codeNotReady}
 
 // heldCodes are those of rollout.holds.
 var heldCodes = []string{codePaused, codeOnDelete, codePartition, codeScaled}
@@ -201,9 +205,8 @@ func sum(list []cause) []cause {
 
 // ready tells whether the pod is ready.
 func ready(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+	c := condition(p, corev1.PodReady)
+	return c != nil && c.Status == corev1.ConditionTrue
 }
 
 // bound makes one short line of a message from outside.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -23,14 +24,15 @@ func (b Bounds) window(whole time.Duration) time.Duration { return min(b.Undo, w
 
 // giveUp fails, in the window before the deadline, a rollout that something stands
 // in the way of, or that made no progress for as long as the window: it would only
-// time out, and stay half done. One that goes on is left to go on.
+// time out, and stay half done. One that goes on is left to go on, also where its pods
+// take long to get ready.
 func (v *verdict) giveUp(s scene, b Bounds, left time.Duration, now time.Time) {
 	if v.rolled || v.code != "" || s.record == nil {
 		return
 	}
 	window := b.window(now.Sub(s.record.At) + left)
 	begins := now.Add(left - window)
-	if len(v.causes) == 0 {
+	if !slices.ContainsFunc(v.causes, func(c cause) bool { return c.code != codeNotReady }) {
 		if at := v.progressed.Add(window); at.After(begins) {
 			begins = at
 		}
@@ -40,11 +42,11 @@ func (v *verdict) giveUp(s scene, b Bounds, left time.Duration, now time.Time) {
 		return
 	}
 	near := fmt.Sprintf("the operation's deadline is %s away", max(left, 0).Round(time.Second))
-	if len(v.causes) == 0 {
+	first, is := v.first()
+	if !is {
 		v.code, v.why = codeDeadline, fmt.Sprintf("%s: no new pod was made or got ready for %s, and %s (%s)", s.name(), now.Sub(v.progressed).Round(time.Second), near, s.rollout)
 		return
 	}
-	first := v.causes[0]
 	v.code, v.why = first.code, fmt.Sprintf("%s: %s; %s (%s)", s.name(), first.detail, near, s.rollout)
 }
 
@@ -53,6 +55,7 @@ func (v *verdict) giveUp(s scene, b Bounds, left time.Duration, now time.Time) {
 func (r *roller) halted(why string, s *scene, v verdict, away *cluster.Unanswered) executor.Outcome {
 	code, rest, first := "rolling", restGoesOn, ""
 	var held []protocol.Blocker // pods that have not gone
+	known, is := v.first()
 	switch {
 	case v.rolled:
 		held = stopping(v.leaving, r.Now())
@@ -67,8 +70,8 @@ func (r *roller) halted(why string, s *scene, v verdict, away *cluster.Unanswere
 		if v.rolled {
 			rest = "its new pods are all there"
 		}
-	case !v.rolled && len(v.causes) > 0:
-		code, first, rest = v.causes[0].code, v.causes[0].detail+"; ", cmp.Or(v.causes[0].rest, restGoesOn)
+	case !v.rolled && is:
+		code, first, rest = known.code, known.detail+"; ", cmp.Or(known.rest, restGoesOn)
 	}
 	o := executor.Waiting(why, fmt.Sprintf("%s: %s%s; %s", s.name(), first, s, rest))
 	if why == "interrupted" {

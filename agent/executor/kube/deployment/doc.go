@@ -30,6 +30,9 @@
 //     Bounds.Patience, and before the operation's deadline, while there is time to
 //     take it back, anything that stands in the way: nothing may be issued later.
 //
+// A pod whose containers run and that is not ready is a cause where nothing else is
+// known, once it had its time to start: see fair and unready.
+//
 // An API server that answers nothing is a blocker as well, which its pulse tells
 // (package cluster): the watches are as silent as those that have nothing to tell.
 // Nothing is judged meanwhile.
@@ -49,8 +52,10 @@
 //
 // The undo step of a failed or cancelled operation looks whether the rollout is
 // failing. If it is, and nobody else changed the template since, it takes the
-// restart's annotations back, which makes the template that of the revision
-// before: the controller returns to the pods of that revision. A rollout that was
+// restart's annotations back, and what admission made of the template with them, which
+// the record keeps: the controller returns to the pods of the revision before. That the
+// template is that of before is observed, by a digest that the record keeps; where
+// admission changes the undo as well, it is said. A rollout that was
 // merely under way when it was cancelled is left to its controller. A StatefulSet
 // that starts its pods in order never leaves a broken pod by itself, so the undo
 // deletes the new pods that are not ready, by UID.

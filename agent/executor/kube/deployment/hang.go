@@ -30,15 +30,16 @@ const (
 )
 
 // hung says that the API server, which answers else, did not say what it makes of a
-// restart.
+// restart, or of an undo.
 type hung struct {
+	what   string // "restart"
 	name   string // of the deployment
 	since  time.Time
 	within time.Duration
 }
 
 func (h *hung) Error() string {
-	return fmt.Sprintf("the API server did not say within %s whether it takes the restart of %s, and so it is asked again: a webhook may hang", h.within.Round(time.Second), h.name)
+	return fmt.Sprintf("the API server did not say within %s whether it takes the %s of %s, and so it is asked again: a webhook may hang", h.within.Round(time.Second), h.what, h.name)
 }
 
 func (h *hung) blocker() protocol.Blocker {
@@ -62,11 +63,17 @@ func seeTo(name string) string {
 	return "see that the API server answers, and every webhook that it asks about deployment " + name
 }
 
-// ask asks the API server for a patch that it only judges. It shows when that takes
-// long, with the task, and what of it is the API server's own silence; nil: somebody
-// waits for a dry run. The error is a *hung where it answers anything but this.
-// https://kubernetes.io/docs/reference/using-api/api-concepts/#dry-run
+// ask is askFor of a restart.
 func (r *roller) ask(ctx context.Context, t *executor.Task, d *rollout, patch []byte) (u *unstructured.Unstructured, took time.Duration, err error) {
+	return r.askFor(ctx, t, d, "restart", patch)
+}
+
+// askFor asks the API server for a patch that it only judges; what it is for is told. It
+// shows when that takes long, with the task, and what of it is the API server's own
+// silence; nil: somebody waits for a dry run. The error is a *hung where it answers
+// anything but this.
+// https://kubernetes.io/docs/reference/using-api/api-concepts/#dry-run
+func (r *roller) askFor(ctx context.Context, t *executor.Task, d *rollout, what string, patch []byte) (u *unstructured.Unstructured, took time.Duration, err error) {
 	most, halt := previewMost, (<-chan struct{})(nil)
 	if t != nil {
 		most, halt = cluster.AdmissionMost, boundary(t)
@@ -85,7 +92,7 @@ func (r *roller) ask(ctx context.Context, t *executor.Task, d *rollout, patch []
 		silent, changed := r.Pulse.State()
 		if t != nil && (silent != nil || waits || shown) {
 			shown = true
-			tell(t, standing(silent, waits, &hung{d.name(), begun, r.Now().Sub(begun)}))
+			tell(t, standing(silent, waits, &hung{what, d.name(), begun, r.Now().Sub(begun)}))
 		}
 		select {
 		case <-changed:
@@ -101,7 +108,7 @@ func (r *roller) ask(ctx context.Context, t *executor.Task, d *rollout, patch []
 		took = r.Now().Sub(begun)
 		timedOut := apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || err != nil && asked.Err() != nil && took >= hungFrom
 		if timedOut && silent == nil {
-			h := &hung{d.name(), begun, took}
+			h := &hung{what, d.name(), begun, took}
 			if t != nil {
 				tell(t, []protocol.Blocker{h.blocker()})
 			}

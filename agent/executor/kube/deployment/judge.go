@@ -34,6 +34,7 @@ type verdict struct {
 	rolled     bool // the new replicas are all there and ready
 	code, why  string
 	causes     []cause
+	unready    []cause       // what runs and is not ready, and need not be yet
 	renewed    int           // ready pods of the restarted template
 	old        []*corev1.Pod // pods of before that are still there, in the order of their replicas
 	leaving    []*corev1.Pod // those of old that no partition keeps
@@ -102,14 +103,25 @@ func (r *rollout) inPlace() bool {
 }
 
 // sort reads the pods: which are new, which of before, and what they say.
-func (v *verdict) sort(s scene, by cluster.Mark, now time.Time) []cause {
+func (v *verdict) sort(s scene, by cluster.Mark, b Bounds, seen map[string]time.Time, now time.Time) []cause {
 	var list []cause
+	fair := s.fair(by, b)
+	say := func(p *corev1.Pod, old bool) {
+		says := podCauses(p)
+		if len(says) == 0 {
+			says = v.late(unready(p, fair, seen, now), now)
+		}
+		for _, c := range says {
+			c.old = old
+			list = append(list, c)
+		}
+	}
 	later := func(t time.Time) {
 		if t.After(v.progressed) {
 			v.progressed = t
 		}
 	}
-	for _, p := range s.pods {
+	for _, p := range slices.SortedFunc(slices.Values(s.pods), byReplica) { // so that the same one is named each time
 		if !s.owned(p) || ended(p) {
 			continue
 		}
@@ -127,10 +139,7 @@ func (v *verdict) sort(s scene, by cluster.Mark, now time.Time) []cause {
 			}
 			v.old = append(v.old, p)
 			if s.kind == statefulSets && s.ordered { // the first that is not ready holds all the others up
-				for _, c := range podCauses(p) {
-					c.old = true
-					list = append(list, c)
-				}
+				say(p, true)
 			}
 			continue
 		}
@@ -143,9 +152,8 @@ func (v *verdict) sort(s scene, by cluster.Mark, now time.Time) []cause {
 				}
 			}
 		}
-		list = append(list, podCauses(p)...)
+		say(p, false)
 	}
-	slices.SortFunc(v.old, byReplica)
 	keeps := s.kept() * s.podsEach
 	for _, p := range v.old {
 		if p.DeletionTimestamp == nil && keeps > 0 { // of the lowest ordinals
@@ -153,6 +161,20 @@ func (v *verdict) sort(s scene, by cluster.Mark, now time.Time) []cause {
 			continue
 		}
 		v.leaving = append(v.leaving, p)
+	}
+	return list
+}
+
+// late are those that are due; the others are kept for an end that nothing else explains.
+func (v *verdict) late(unready []cause, now time.Time) []cause {
+	var list []cause
+	for _, c := range unready {
+		if now.Before(c.due) {
+			v.unready = append(v.unready, c)
+			v.wakeAt(c.due)
+			continue
+		}
+		list = append(list, c)
 	}
 	return list
 }
@@ -181,9 +203,9 @@ func (s scene) judge(by cluster.Mark, b Bounds, undo bool, seen map[string]time.
 	if s.record != nil {
 		v.progressed = s.record.At
 	}
-	list := v.sort(s, by, now)
+	list := v.sort(s, by, b, seen, now)
 	list = append(append(append(list, s.holds()...), s.refused...), s.events...)
-	v.causes = sum(list)
+	v.causes, v.unready = sum(list), sum(v.unready)
 	switch {
 	case s.object.GetDeletionTimestamp() != nil:
 		v.code, v.why = "deployment_gone", fmt.Sprintf("%s is being deleted: its controller rolls nothing (%s)", s.name(), s.rollout)
@@ -213,6 +235,9 @@ func (s scene) judge(by cluster.Mark, b Bounds, undo bool, seen map[string]time.
 		}
 		if c.since.IsZero() {
 			v.causes[i].since = seen[c.key()]
+		}
+		if c.code == codeNotReady {
+			v.causes[i].next = s.prospect(b, undo)
 		}
 	}
 	if !v.rolled && v.code == "" {
@@ -258,8 +283,7 @@ func (v *verdict) fail(s scene, b Bounds, undo bool, seen map[string]time.Time, 
 	}
 	if stuck != "" {
 		v.code, v.why = codeDeadline, stuck
-		if len(v.causes) > 0 {
-			first := v.causes[0]
+		if first, is := v.first(); is {
 			v.code, v.why = first.code, fmt.Sprintf("%s: %s; no progress for its whole deadline (%s)", s.name(), first.detail, s.rollout)
 		}
 		return
@@ -284,6 +308,9 @@ func (v verdict) blockers(now time.Time) []protocol.Blocker {
 	}
 	var list []protocol.Blocker
 	for _, c := range v.causes {
+		if c.next != "" && v.code == "" {
+			c.detail += "; " + c.next
+		}
 		list = append(list, blocker(c))
 	}
 	return list

@@ -52,7 +52,7 @@ status: {observedGeneration: 3, replicas: 2, updatedReplicas: 2, readyReplicas: 
 // restarted applies the restart's own patch, as the API server would.
 func restarted(t *testing.T, d *rollout, by cluster.Mark, at time.Time) *rollout {
 	t.Helper()
-	patch, err := restartPatch(d, by, at, "")
+	patch, err := restartPatch(d, by, at, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,23 +72,6 @@ func merged(t *testing.T, d *rollout, patch []byte) *rollout {
 		t.Fatal(err)
 	}
 	return r
-}
-
-// merge is RFC 7396.
-func merge(on, patch map[string]any) {
-	for k, v := range patch {
-		switch v := v.(type) {
-		case nil:
-			delete(on, k)
-		case map[string]any:
-			if _, ok := on[k].(map[string]any); !ok {
-				on[k] = map[string]any{}
-			}
-			merge(on[k].(map[string]any), v)
-		default:
-			on[k] = v
-		}
-	}
 }
 
 func TestRestartAndUndoOfTheTemplate(t *testing.T) {
@@ -131,11 +114,14 @@ spec:
 			if after.restarted(cluster.Mark{Operation: "op_1", Run: 2, Generation: 3}) {
 				t.Error("another run counts as this one")
 			}
-			patch, err := undoPatch(after, cluster.Mark{Operation: "op_1", Run: 1, Generation: 4})
+			patch, err := undoPatch(after, cluster.Mark{Operation: "op_1", Run: 1, Generation: 4}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			back := merged(t, after, patch)
+			if is := back.takenBack(); !is.whole {
+				t.Errorf("it says: %s", is.text)
+			}
 			for _, at := range tt.where { // an empty map and none make the same template
 				if m, _, _ := unstructured.NestedMap(back.object.Object, annotationsOf(at)...); len(m) == 0 {
 					unstructured.RemoveNestedField(back.object.Object, annotationsOf(at)...)

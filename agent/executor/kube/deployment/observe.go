@@ -37,8 +37,7 @@ func (r *roller) observe(ctx context.Context, a *protocol.Assignment, end *execu
 	if d.restarted(by) && !executor.StepUnknown(a, "restart") {
 		switch {
 		case d.record.Undone:
-			end.Verified = append(end.Verified, "the pod template is that of before the restart")
-			end.Message += ", taken back to the template of before"
+			d.observeUndo(a, end)
 		case d.superseded() != "":
 			end.Message += "; " + supersededBy(d)
 		default:
@@ -47,6 +46,23 @@ func (r *roller) observe(ctx context.Context, a *protocol.Assignment, end *execu
 		}
 	}
 	end.Verified = append(end.Verified, tally(d.updated, d.target(), "updated"), tally(d.ready, d.desired, "ready"))
+}
+
+// observeUndo says whether the template is that of before, of a restart that was taken
+// back.
+func (r *rollout) observeUndo(a *protocol.Assignment, end *executor.Ending) {
+	const goal = "the pod template is that of before the restart"
+	is := r.takenBack()
+	if is.whole {
+		end.Verified = append(end.Verified, goal)
+		end.Message += ", taken back to the template of before"
+		return
+	}
+	end.NotVerified = append(end.NotVerified, "that "+goal)
+	end.Message += "; " + is.text
+	if is.known {
+		end.Leave(a, "undo", is.text+"; next: "+is.act)
+	}
 }
 
 // details are a roll's own findings.
@@ -98,8 +114,8 @@ func (r *roller) leftover(ctx context.Context, a *protocol.Assignment, d *rollou
 		why := v.why
 		if why == "" {
 			why = d.String()
-			if len(v.causes) > 0 {
-				why = v.causes[0].detail + " (" + why + ")"
+			if first, is := v.first(); is {
+				why = first.detail + " (" + why + ")"
 			}
 		}
 		end.Leave(a, "wait", "the rollout is incomplete: "+why)

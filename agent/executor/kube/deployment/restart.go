@@ -26,9 +26,9 @@ import (
 const maxConflicts = 20
 
 // restartPatch is the merge patch that restarts d, conditional on the
-// resourceVersion that d was read at. template is the digest that the pod template
-// will have; empty: as the patch alone makes it.
-func restartPatch(d *rollout, by cluster.Mark, at time.Time, template string) ([]byte, error) {
+// resourceVersion that d was read at. made is what the API server makes of it; nil: what
+// the patch alone does.
+func restartPatch(d *rollout, by cluster.Mark, at time.Time, made *unstructured.Unstructured) ([]byte, error) {
 	rec := record{At: at.UTC().Truncate(time.Second), Goal: d.goal()}
 	patch := map[string]any{}
 	if d.kind == dynamoGraphs {
@@ -36,7 +36,6 @@ func restartPatch(d *rollout, by cluster.Mark, at time.Time, template string) ([
 		put(patch, rec.ID, "spec", "restart", "id")
 	} else {
 		set := map[string]any{annotationRestarted: rec.At.Format(time.RFC3339), cluster.AnnotationMark: by.String()}
-		next := d.object.DeepCopy()
 		for _, at := range d.templates() {
 			now, _, err := unstructured.NestedStringMap(d.object.Object, annotationsOf(at)...)
 			if err != nil {
@@ -51,13 +50,16 @@ func restartPatch(d *rollout, by cluster.Mark, at time.Time, template string) ([
 			}
 			rec.Before = append(rec.Before, before)
 			put(patch, set, annotationsOf(at)...)
-			for k, v := range set {
-				if err := unstructured.SetNestedField(next.Object, v, append(annotationsOf(at), k)...); err != nil {
-					return nil, fmt.Errorf("annotate the template: %w", err)
-				}
-			}
 		}
-		rec.Template = cmp.Or(template, d.digestOf(next))
+		asked := d.patched(patch)
+		if made == nil {
+			made = asked
+		}
+		rec.Template, rec.Was = d.digestOf(made), digest(d.kind.bare(d.object))
+		rec.admitted(d, asked, made)
+		if d.observed >= d.generation {
+			rec.Revision = d.object.GetAnnotations()[annotationRevision]
+		}
 	}
 	return d.sealed(patch, by, rec)
 }
@@ -68,25 +70,30 @@ func (r *rollout) digestOf(u *unstructured.Unstructured) string {
 	return digest(template)
 }
 
-// undoPatch is the merge patch that takes the restart back.
-func undoPatch(d *rollout, by cluster.Mark) ([]byte, error) {
+// undoPatch is the merge patch that takes the restart back, and what admission made of
+// the template with it: it is issued only while that is as the restart left it. made is
+// what the API server makes of it; nil: what the patch alone does.
+func undoPatch(d *rollout, by cluster.Mark, made *unstructured.Unstructured) ([]byte, error) {
 	patch := map[string]any{}
 	templates := d.templates()
 	if len(templates) != len(d.record.Before) {
 		return nil, fmt.Errorf("the restart's record tells of %d pod templates, there are %d", len(d.record.Before), len(templates))
 	}
+	back, err := d.record.backPatch()
+	if err != nil {
+		return nil, err
+	}
+	put(patch, back, d.kind.template...)
 	for i, at := range templates {
-		before := map[string]any{}
 		for k, v := range d.record.Before[i] {
-			before[k] = nil
+			put(patch, nil, append(annotationsOf(at), k)...)
 			if v != nil {
-				before[k] = *v
+				put(patch, *v, append(annotationsOf(at), k)...)
 			}
 		}
-		put(patch, before, annotationsOf(at)...)
 	}
 	rec := *d.record
-	rec.Undone = true
+	rec.undone(d, d.patched(patch), made)
 	return d.sealed(patch, by, rec)
 }
 
@@ -144,7 +151,7 @@ func (r *roller) patch(ctx context.Context, d *rollout, patch []byte, o metav1.P
 // right, an admission policy that refuses it and an operator too old for it are
 // known before anything is touched.
 func (r *roller) rehearse(ctx context.Context, t *executor.Task, d *rollout, by cluster.Mark) (*protocol.Blocker, error) {
-	patch, err := restartPatch(d, by, r.Now(), "")
+	patch, err := restartPatch(d, by, r.Now(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -177,22 +184,22 @@ func (r *roller) rehearse(ctx context.Context, t *executor.Task, d *rollout, by 
 	return hold, nil
 }
 
-// answered is the digest of the template that the API server makes of a restart's
-// patch: admission may add to what is asked for, and that is nobody else's change.
-// It is empty where it cannot be told. slow: admission takes its time.
-func (r *roller) answered(ctx context.Context, t *executor.Task, d *rollout, patch []byte) (template string, slow bool, err error) {
+// answered is what the API server makes of a patch: admission may add to what is asked
+// for, and that is nobody else's change. It is nil where it cannot be told. slow:
+// admission takes its time.
+func (r *roller) answered(ctx context.Context, t *executor.Task, d *rollout, what string, patch []byte) (made *unstructured.Unstructured, slow bool, err error) {
 	if d.kind.template == nil {
-		return "", false, nil
+		return nil, false, nil
 	}
-	u, took, err := r.ask(ctx, t, d, patch)
+	u, took, err := r.askFor(ctx, t, d, what, patch)
 	slow = took >= slowFrom
 	switch {
 	case err == nil:
-		return d.digestOf(u), slow, nil
+		return u, slow, nil
 	case apierrors.IsBadRequest(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
-		return "", slow, nil // a webhook that knows no dry run, or a refusal that the restart itself meets
+		return nil, slow, nil // a webhook that knows no dry run, or a refusal that the patch itself meets
 	}
-	return "", slow, err
+	return nil, slow, err
 }
 
 func (r *roller) probeRestart(ctx context.Context, t *executor.Task) executor.Finding {
@@ -236,11 +243,11 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 			return executor.Waiting(s, "stopped before the restart of "+d.name())
 		}
 		at := r.Now()
-		patch, err := restartPatch(d, by, at, "")
+		patch, err := restartPatch(d, by, at, nil)
 		if err != nil {
 			return executor.Permanent("api_error", err.Error())
 		}
-		template, slow, err := r.answered(ctx, t, d, patch)
+		made, slow, err := r.answered(ctx, t, d, "restart", patch)
 		var h *hung
 		switch {
 		case errors.As(err, &h):
@@ -250,7 +257,7 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 		case err != nil:
 			return unread(err)
 		}
-		if patch, err = restartPatch(d, by, at, template); err != nil {
+		if patch, err = restartPatch(d, by, at, made); err != nil {
 			return executor.Permanent("api_error", err.Error())
 		}
 		again, stop := r.change(ctx, t, d, "restart", patch, slow)

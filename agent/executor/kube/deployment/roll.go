@@ -31,10 +31,13 @@ type Bounds struct {
 	// Silence: of a controller that has something to do and does nothing, until it is
 	// named as what is waited for. 0: DefaultBounds'.
 	Silence time.Duration
+	// Start: of a pod whose containers run, until it is named that it is not ready, see
+	// fair. 0: DefaultBounds'.
+	Start time.Duration
 }
 
 // DefaultBounds is what Roll uses.
-var DefaultBounds = Bounds{Stall: 10 * time.Minute, Patience: 30 * time.Second, Undo: 3 * time.Minute, Silence: 10 * time.Second}
+var DefaultBounds = Bounds{Stall: 10 * time.Minute, Patience: 30 * time.Second, Undo: 3 * time.Minute, Silence: 10 * time.Second, Start: 30 * time.Second}
 
 // again is when a step that could not read the API server looks again.
 const again = time.Second

@@ -42,6 +42,17 @@ type record struct {
 	Undone bool                 `json:"undone,omitempty"`
 	// Goal is nil in what an agent wrote that kept none.
 	Goal *goal `json:"goal,omitempty"`
+	// Was is the digest of the template before, see bare; empty in what an agent wrote
+	// that kept none. Made is the one that the undo made.
+	Was  string `json:"was,omitempty"`
+	Made string `json:"made,omitempty"`
+	// Other are fields of the template that admission made other than was asked for:
+	// with the restart, and once it is undone those that are still not as before.
+	Other []string `json:"other,omitempty"`
+	// Back is the merge patch of the template that takes that back; empty where there is
+	// nothing, or it is longer than maxBack.
+	Back     json.RawMessage `json:"back,omitempty"`
+	Revision string          `json:"revision,omitempty"` // of a Deployment before
 }
 
 // rollout is an object and how far its rollout is.

@@ -42,7 +42,7 @@ func TestServerThatHangs(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := restarted(t, object(t, deployments, web), by, time.Now())
 				if tt.undone {
-					patch, err := undoPatch(d, by)
+					patch, err := undoPatch(d, by, nil)
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -2,6 +2,7 @@ package deployment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,8 +14,11 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// codeUndoIncomplete: the template is that of before, its pods are not ready.
-const codeUndoIncomplete = "undo_incomplete"
+// Codes of an undo that was issued and is not observed.
+const (
+	codeUndoIncomplete = "undo_incomplete" // the pods of before are not ready
+	codeUndoDiffers    = "undo_differs"    // the template is not that of before
+)
 
 func (r *roller) probeUndo(ctx context.Context, t *executor.Task) executor.Finding {
 	ctx = cluster.Operation(ctx, t.Assignment)
@@ -31,10 +35,14 @@ func (r *roller) probeUndo(ctx context.Context, t *executor.Task) executor.Findi
 	if err != nil {
 		return cluster.Unread(err)
 	}
-	if s.back(cluster.MarkOf(t)) {
-		return executor.Found(d.name() + " is back at the template of before")
+	is := d.takenBack()
+	switch {
+	case !s.back(cluster.MarkOf(t)):
+		return executor.ToRun(is.text + ", its pods are not ready: " + d.String())
+	case is.known && !is.whole:
+		return executor.ToRun(is.text)
 	}
-	return executor.ToRun("its template is that of before, its pods are not ready: " + d.String())
+	return executor.Found(is.outcome(d).Detail)
 }
 
 // back tells whether the pods of before are all there and ready, and none of the
@@ -49,7 +57,7 @@ func (s scene) back(by cluster.Mark) bool {
 }
 
 // undo takes a rollout that is failing back to the template of before: an effect
-// of kind (a). What has not failed is left to its controller.
+// of kind (a), done when that was observed. What has not failed is left to its controller.
 func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
 	ctx = cluster.Operation(ctx, t.Assignment)
 	by := cluster.MarkOf(t)
@@ -86,11 +94,11 @@ func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
 		if halt := executor.Halted(ctx, t); halt != "" {
 			return executor.Waiting(halt, "stopped before the undo of "+d.name())
 		}
-		patch, err := undoPatch(d, by)
-		if err != nil {
-			return executor.Permanent("api_error", err.Error())
+		patch, slow, stop := r.undoing(ctx, t, d, by)
+		if stop != nil {
+			return *stop
 		}
-		again, stop := r.change(ctx, t, d, "undo restart", patch, false)
+		again, stop := r.change(ctx, t, d, "undo restart", patch, slow)
 		if stop != nil {
 			return *stop
 		}
@@ -100,6 +108,29 @@ func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
 		}
 	}
 	return executor.Transient("conflict", "the deployment is written to all the time")
+}
+
+// undoing is the patch of an undo, with what the API server says that it makes of it.
+// Where it does not say, the patch itself meets whatever that is.
+func (r *roller) undoing(ctx context.Context, t *executor.Task, d *rollout, by cluster.Mark) (patch []byte, slow bool, stop *executor.Outcome) {
+	patch, err := undoPatch(d, by, nil)
+	if err == nil {
+		made, took, unknown := r.answered(ctx, t, d, "undo of the restart", patch)
+		var h *hung
+		if errors.As(unknown, &h) {
+			o := h.outcome(ctx, t)
+			return nil, false, &o
+		}
+		slow = took
+		if unknown == nil && made != nil {
+			patch, err = undoPatch(d, by, made)
+		}
+	}
+	if err != nil {
+		o := executor.Permanent("api_error", err.Error())
+		return nil, false, &o
+	}
+	return patch, slow, nil
 }
 
 // leftAsIs is the outcome of an undo that had nothing to take back.
@@ -136,7 +167,8 @@ func (s scene) notFailing(by cluster.Mark, b Bounds, left func() time.Duration, 
 	return "has not failed (" + s.String() + "), the cluster rolls on by itself"
 }
 
-// awaitBack follows the controller back to the pods of before.
+// awaitBack follows the controller back to the pods of before, and looks whether the
+// template is that of before.
 func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) executor.Outcome {
 	until := r.Now().Add(r.bounds.Undo)
 	ctx, stop := context.WithCancel(ctx)
@@ -144,6 +176,7 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 	w := r.watch(ctx, d)
 	asked := map[string]bool{} // pods to go, by UID
 	var away *cluster.Unanswered
+	is := takenBack{text: "the restart is taken back"} // not seen yet
 	for {
 		fire, release := timer(until, r.Now())
 		select {
@@ -153,7 +186,7 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 		}
 		release()
 		if halt := executor.Halted(ctx, t); halt != "" {
-			return executor.Waiting(halt, d.name()+": the template is that of before; its pods were not seen ready")
+			return executor.Waiting(halt, d.name()+": "+is.text+"; its pods were not seen ready")
 		}
 		was := away
 		var denied error
@@ -179,17 +212,44 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 			return executor.Permanent("deployment_gone", gone(t.Assignment))
 		case s.record == nil || !s.record.Undone: // the watch has not seen it yet
 		case s.back(cluster.MarkOf(t)):
-			return executor.Done(fmt.Sprintf("%s is back at the template of before: %s", s.name(), s))
+			return s.takenBack().outcome(s.rollout)
 		default:
+			d, is = s.rollout, s.takenBack()
 			t.Progress(min(s.updated, s.target()), s.target(), "replicas", "going back: "+s.String())
 			if o := r.clear(ctx, t, s, asked); o != nil {
 				return *o
 			}
 		}
 		if late {
-			return executor.Permanent(codeUndoIncomplete, fmt.Sprintf("%s: the template is that of before, but its pods are not ready after %s (%s)", d.name(), r.bounds.Undo, d))
+			return is.unready(d, r.bounds.Undo)
 		}
 	}
+}
+
+// outcome is of an undo whose pods are there and ready.
+func (b takenBack) outcome(d *rollout) executor.Outcome {
+	if b.known && !b.whole {
+		o := executor.Permanent(codeUndoDiffers, fmt.Sprintf("%s: %s (%s)", d.name(), b.text, d))
+		o.ActionText = b.act
+		return o
+	}
+	if !b.known {
+		return executor.Done(fmt.Sprintf("%s: %s; %s", d.name(), b.text, d))
+	}
+	return executor.Done(fmt.Sprintf("%s is back: %s; %s", d.name(), b.text, d))
+}
+
+// unready is the outcome of one whose pods are not ready in time.
+func (b takenBack) unready(d *rollout, within time.Duration) executor.Outcome {
+	code := codeUndoIncomplete
+	if b.known && !b.whole {
+		code = codeUndoDiffers
+	}
+	o := executor.Permanent(code, fmt.Sprintf("%s: %s, and its pods are not ready after %s (%s)", d.name(), b.text, within, d))
+	if code == codeUndoDiffers {
+		o.ActionText = b.act
+	}
+	return o
 }
 
 // clear deletes the restart's broken pods where the controller waits for them to

@@ -3,17 +3,24 @@
 package deployment
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // quick bounds, so that a test need not wait for what production waits for.
@@ -34,7 +41,7 @@ func TestUndoGoesBackToThePodsOfBefore(t *testing.T) {
 	}
 	h.set(running)
 	o := l.run(s.ctx(), "undo")
-	if o.Class != operation.OutcomeDone || !strings.Contains(o.Detail, "back at the template of before") {
+	if o.Class != operation.OutcomeDone || !strings.Contains(o.Detail, "is back: the template is that of before") {
 		t.Fatalf("undo: %+v", o)
 	}
 	if f := l.probe(s.ctx(), "undo"); f.Phase != operation.StepSucceeded {
@@ -128,4 +135,96 @@ func TestUndoThatDoesNotComeThrough(t *testing.T) {
 	if o := l.run(s.ctx(), "undo"); o.ErrorCode != codeUndoIncomplete {
 		t.Errorf("undo: %+v", o)
 	}
+}
+
+// label has every change of the site's deployments label their pods; off ends that.
+func (s *site) label() (off func()) {
+	s.t.Helper()
+	admin := s.admin.AdmissionregistrationV1()
+	name := s.rig.Name("label") + ".example.com"
+	_, err := admin.MutatingAdmissionPolicies().Create(s.ctx(), &admissionv1.MutatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.MutatingAdmissionPolicySpec{
+		FailurePolicy: ptr.To(admissionv1.Fail), ReinvocationPolicy: admissionv1.NeverReinvocationPolicy,
+		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{Operations: []admissionv1.OperationType{admissionv1.Update},
+			Rule: admissionv1.Rule{APIGroups: []string{"apps"}, APIVersions: []string{"v1"}, Resources: []string{"deployments"}}}}}},
+		MatchConditions: []admissionv1.MatchCondition{{Name: "here", Expression: fmt.Sprintf("request.namespace == %q", s.ns)}},
+		Mutations: []admissionv1.Mutation{{PatchType: admissionv1.PatchTypeApplyConfiguration, ApplyConfiguration: &admissionv1.ApplyConfiguration{
+			Expression: `Object{spec: Object.spec{template: Object.spec.template{metadata: Object.spec.template.metadata{labels: {"mesh": "on"}}}}}`}}}}}, metav1.CreateOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	off = func() {
+		_ = admin.MutatingAdmissionPolicies().Delete(context.Background(), name, metav1.DeleteOptions{})
+	}
+	s.t.Cleanup(off)
+	if _, err = admin.MutatingAdmissionPolicyBindings().Create(s.ctx(), &admissionv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: name}}, metav1.CreateOptions{}); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		_ = admin.MutatingAdmissionPolicyBindings().Delete(context.Background(), name, metav1.DeleteOptions{})
+	})
+	return off
+}
+
+// labels waits until a change of the deployment is, or is not, labelled.
+func (s *site) labels(name string, on bool) {
+	s.t.Helper()
+	s.rig.Await("a change is labelled or not", func(ctx context.Context) (bool, error) {
+		d, err := s.admin.AppsV1().Deployments(s.ns).Patch(ctx, name, types.MergePatchType, []byte(`{"spec":{"template":{"metadata":{"labels":{"mesh":null}}}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return err == nil && (d.Spec.Template.Labels["mesh"] == "on") == on, err
+	})
+}
+
+// What admission changes with the restart is taken back with it, and where it changes
+// the undo as well, that is said. The pods run and get never ready, which is the cause.
+func TestUndoOfWhatAPolicyAdds(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	for name, on := range map[string]bool{"off by then": false, "in force": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := setup(t, r, "admin", cluster.Options{})
+			h := s.hands()
+			d := s.deployment("web", 1, func(d *appsv1.Deployment) {
+				oneByOne(d)
+				d.Spec.ProgressDeadlineSeconds = ptr.To[int32](5)
+			})
+			before := s.replicaSets()
+			off := s.label()
+			s.labels("web", true)
+			h.set(unreadyPod)
+			bounds := quick
+			bounds.Start = time.Second
+			l := s.lease(RollWithin(s.c, bounds), "Deployment", "web", string(d.UID), "on_failure")
+			s.must(l, "preflight", "restart")
+			if o := l.run(s.ctx(), "wait"); o.ErrorCode != codeNotReady || !strings.Contains(o.Detail, "container server of pod web-") {
+				t.Fatalf("wait: %+v", o)
+			}
+			if b := s.await(l, func(b protocol.Blocker) bool { return b.Code == codeNotReady }); !strings.Contains(b.Detail, "after 5s without progress the rollout counts as failed and is taken back") {
+				t.Errorf("blocker %+v", b)
+			}
+			h.set(running)
+			if !on {
+				off()
+				s.labels("web", false)
+			}
+			o := l.run(s.ctx(), "undo")
+			var end executor.Ending
+			l.typ.Observe(s.ctx(), l.Assignment, &end)
+			const field = "changed spec.template.metadata.labels.mesh"
+			if on != (o.ErrorCode == codeUndoDiffers) || on != strings.Contains(o.Detail, field) || on == has(end.Verified, "that of before the restart") || on != (len(end.Residual) == 1 && strings.Contains(end.Residual[0].Detail, field+"; next: see to what changes the template, then kubectl rollout undo deployment/web -n "+s.ns+" --to-revision=1")) {
+				t.Errorf("undo: %+v, ending %+v", o, end)
+			}
+			for name, replicas := range s.replicaSets() {
+				if _, known := before[name]; known == on && replicas > 0 {
+					t.Errorf("replica set %s has %d replicas, known before: %v", name, replicas, known)
+				}
+			}
+		})
+	}
+}
+
+// unreadyPod runs and does not get ready.
+func unreadyPod(p *corev1.Pod) *corev1.PodStatus {
+	return statusOf(p, corev1.PodRunning, corev1.ConditionFalse, corev1.ContainerStatus{Started: ptr.To(true), State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}})
 }
