@@ -62,6 +62,7 @@ var advices = map[string]advice{
 	"needs_reboot":          {false, operation.ActEscalate, "reboot the node"},
 	"nvlink_peers":          {false, operation.ActEscalate, "reset the whole NVLink group together, on an idle node"},
 
+	"eviction_without_effect":    {true, operation.ActRestoreDependency, "see that no mutating webhook or policy makes dry runs of evictions (pods/eviction), then drain again"},
 	"progress_deadline_exceeded": {true, operation.ActRestoreDependency, "repair the deployment, then retry"},
 	"image_pull_failed":          {true, operation.ActRestoreDependency, "repair the deployment, then retry"},
 	"crash_loop":                 {true, operation.ActRestoreDependency, "repair the deployment, then retry"},

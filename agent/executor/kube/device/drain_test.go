@@ -220,7 +220,7 @@ func TestNotReset(t *testing.T) {
 // with nothing that a reset does not take.
 func TestAdvice(t *testing.T) {
 	t.Parallel()
-	for _, code := range []string{"pdb_blocked", "eviction_refused", "namespace_terminating", "finalizer", "node_unreachable", "node_not_ready", "slow_stop", "stopping", "interrupted",
+	for _, code := range []string{"pdb_blocked", "eviction_refused", "eviction_without_effect", "namespace_terminating", "finalizer", "node_unreachable", "node_not_ready", "slow_stop", "stopping", "interrupted",
 		"local_data", "unmanaged_pod", "two_pdbs"} {
 		o := again(executor.Permanent(code, "x"))
 		if !strings.Contains(o.ActionText, "reset again") || strings.Contains(o.ActionText, "drain again") || strings.Contains(o.ActionText, "grace") {

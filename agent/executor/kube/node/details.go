@@ -269,7 +269,10 @@ func (d *details) add(p *planned, now *corev1.Pod, r *reading, abrupt bool) {
 	case now.DeletionTimestamp != nil:
 		o.Outcome = outcomeStopping
 		_, _, o.Detail = staying(&session{node: r.node}, &planned{pod: now}, r.at)
-		if p.stage > 0 {
+		switch g := now.DeletionGracePeriodSeconds; {
+		case p.stage == withoutGrace && g != nil && *g > 0:
+			o.Detail += ", and its deletion without grace was accepted and did nothing"
+		case p.stage > 0:
 			o.Detail += ", though it was " + p.forced
 		}
 	default:
@@ -277,7 +280,10 @@ func (d *details) add(p *planned, now *corev1.Pod, r *reading, abrupt bool) {
 		if o.Detail == "" && p.refusal != nil {
 			o.Detail = p.refusal.why
 		}
-		o.Detail = strings.TrimPrefix(o.Detail, "pod "+p.name+" ")
+		if o.Detail == "" && p.accepted {
+			o.Detail = "its eviction was accepted, and it was not seen to be told to stop"
+		}
+		o.Detail = strings.TrimPrefix(strings.TrimPrefix(o.Detail, "pod "+p.name+": "), "pod "+p.name+" ")
 	}
 	switch {
 	case over:

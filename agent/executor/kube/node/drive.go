@@ -24,7 +24,7 @@ const (
 	// at: most are gone before.
 	lookServing = time.Second
 	// unseenFor is how long an accepted call may stay unseen by the watch before the
-	// pod is read.
+	// pod is read: a call that it does not show then came to nothing.
 	unseenFor = 10 * time.Second
 	// lookEvery, for each drive that is under way, is between two looks that a change
 	// of what they share calls for, and lookMost the longest.
@@ -283,14 +283,7 @@ func (d *drive) take(r result) {
 	}
 	switch r.reply.Category {
 	case cluster.OK:
-		p.tries, p.refusal, p.taken, p.unheard = 0, nil, true, unheard{}
-		if !p.terminating() {
-			p.accepted, p.not = true, now.Add(unseenFor)
-		}
-		if r.stage == 0 { // finer than the deletionTimestamp's seconds
-			p.evicted = now
-		}
-		d.accepted(p, r)
+		d.accepted(p, r, now)
 	case cluster.Timeout, cluster.Conflict:
 		p.lost = true
 		p.not = now.Add(paceLeast)
@@ -334,21 +327,6 @@ func (p *planned) refused(why *refusal, now time.Time, after time.Duration) {
 	p.tries++
 	p.refusal = why
 	p.not = now.Add(jitter(pace(why.code, p.tries, after)))
-}
-
-// accepted notes a pod that was removed against a rule.
-func (d *drive) accepted(p *planned, r result) {
-	switch {
-	case r.stage > 0:
-		p.stage = r.stage
-		p.forced = d.why(p)
-		d.sayForced(p)
-		d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
-	case p.verdict.unmanaged && !p.noted && !r.finished:
-		p.noted = true
-		p.forced = "evicted, because the drain has force: true; it has no controller, so nothing starts it again"
-		d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
-	}
 }
 
 // rest waits until something may have changed.

@@ -187,17 +187,3 @@ func toleratesCordon(p *corev1.Pod) bool {
 			(t.Key == corev1.TaintNodeUnschedulable || t.Key == "" && t.Operator == corev1.TolerationOpExists)
 	})
 }
-
-// lasting lists the finalizers that nothing is known to remove by itself: the
-// Job controller and the garbage collector remove theirs.
-func lasting(p *corev1.Pod) []string {
-	var list []string
-	for _, f := range p.Finalizers {
-		switch f {
-		case "batch.kubernetes.io/job-tracking", metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents:
-		default:
-			list = append(list, f)
-		}
-	}
-	return list
-}

@@ -25,6 +25,7 @@ type look struct {
 	holds               []held
 	onlyOwn             bool // what is left is the agent's own pod, untouched
 	pending             bool // a pod of the plan is neither gone nor on its way
+	unseen              bool // a pod of the plan is neither gone nor seen to stop
 	next                time.Duration
 	services            map[types.UID]string // that stopping pods still serve
 
@@ -52,7 +53,7 @@ func (l *look) done(gone bool) bool {
 	if gone {
 		return len(l.waiting) == 0 && len(l.ready) == 0 && len(l.holds) == 0
 	}
-	return !l.pending && len(l.ready) == 0
+	return !l.unseen && len(l.ready) == 0
 }
 
 // look reads what has become of node and pods, and says what may be done.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -113,8 +112,8 @@ func (d *details) outlives(o *podOutcome, pod *corev1.Pod) {
 		return
 	}
 	o.Outcome, o.Detail = outcomeStopping, "its node is gone"
-	if f := lasting(pod); len(f) > 0 {
-		o.Detail += ", and its finalizer " + strings.Join(f, ", ") + " is not removed"
+	if _, why := unremoved(pod, pod.DeletionTimestamp.Time); why != "" { // it has no grace without its node
+		o.Detail += ", and " + why
 	}
 	d.Counts.Stopping++
 }

@@ -74,8 +74,11 @@ func (d *drive) isPatient(p *planned) bool {
 
 // tooLate tells whether no eviction of such a pod is asked for any more, nor of one whose
 // last refusal took longer than is left: what is left of the time is for reading, or for
-// deletions.
+// deletions. One whose evictions do nothing is deleted in the window.
 func (d *drive) tooLate(p *planned, force bool) bool {
+	if force && p.refusal.code == codeNoEffect {
+		return true
+	}
 	u := p.unheard
 	if u.tries == 0 {
 		return u.needs >= askLeast && d.patience() < u.needs

@@ -52,6 +52,22 @@ func askedHook(t *testing.T, r *kuberig.Rig, rule admissionv1.RuleWithOperations
 func answeringHook(t *testing.T, r *kuberig.Rig, like admissionv1.ValidatingWebhook, rule admissionv1.RuleWithOperations, condition string,
 	answer func(ctx context.Context, q *admissionreview.AdmissionRequest) *admissionreview.AdmissionResponse) (name string) {
 	t.Helper()
+	admin := r.Client(kuberig.Admin).AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	name = r.Name("asked") + ".example.com"
+	like.Name, like.AdmissionReviewVersions, like.Rules = name, []string{"v1"}, []admissionv1.RuleWithOperations{rule}
+	like.ClientConfig = answering(t, answer)
+	like.MatchConditions = []admissionv1.MatchCondition{{Name: "here", Expression: condition}}
+	_, err := admin.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.ValidatingWebhook{like}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = admin.Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	return name
+}
+
+// answering is where a webhook answers as answer says.
+func answering(t *testing.T, answer func(ctx context.Context, q *admissionreview.AdmissionRequest) *admissionreview.AdmissionResponse) admissionv1.WebhookClientConfig {
+	t.Helper()
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		var review admissionreview.AdmissionReview
 		if err := json.NewDecoder(req.Body).Decode(&review); err != nil {
@@ -64,17 +80,7 @@ func answeringHook(t *testing.T, r *kuberig.Rig, like admissionv1.ValidatingWebh
 		_ = json.NewEncoder(w).Encode(review)
 	}))
 	t.Cleanup(s.Close)
-	admin := r.Client(kuberig.Admin).AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	name = r.Name("asked") + ".example.com"
-	like.Name, like.AdmissionReviewVersions, like.Rules = name, []string{"v1"}, []admissionv1.RuleWithOperations{rule}
-	like.ClientConfig = admissionv1.WebhookClientConfig{URL: ptr.To(s.URL), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})}
-	like.MatchConditions = []admissionv1.MatchCondition{{Name: "here", Expression: condition}}
-	_, err := admin.Create(t.Context(), &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}, Webhooks: []admissionv1.ValidatingWebhook{like}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = admin.Delete(context.Background(), name, metav1.DeleteOptions{}) })
-	return name
+	return admissionv1.WebhookClientConfig{URL: ptr.To(s.URL), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})}
 }
 
 // TestDrainBehindSlowWebhook: the API server asks a webhook about evictions that takes

@@ -132,6 +132,25 @@ func TestControlPlaneFaults(t *testing.T) {
 		t.Logf("%q", j.commands)
 	})
 
+	t.Run("nobody counts the pods of a Job", func(t *testing.T) {
+		r := r.For(t)
+		n, ns := r.Node("uncounted"), r.Namespace()
+		r.Job(ns, "train", 1, kuberig.OnNode(n.Name), kuberig.RunTime(time.Hour))
+		r.AwaitPods(ns, "train", "runs", func(p []corev1.Pod) bool { return len(p) == 1 && p[0].Status.Phase == corev1.PodRunning })
+		r.Stop(kuberig.ControllerManager)
+		defer r.Cont(kuberig.ControllerManager)
+		a := agentOf(t, r.Kubeconfig(user), nil)
+		j := newJob(r, "node.drain", n, `{"on_deadline":"force","force_window_seconds":4}`).within(10 * time.Second)
+		step, o := a.run(t.Context(), j)
+		if step != "wait" || o.ErrorCode != "finalizer" || !strings.Contains(o.Detail, "Job controller") || !strings.Contains(o.Detail, "batch.kubernetes.io/job-tracking") || !strings.Contains(o.ActionText, "controller manager") {
+			t.Errorf("the drain ended at %s with %+v", step, o)
+		}
+		if _, d := a.observe(j); d.Counts.Stopping != 1 || d.Counts.Forced != 0 || !strings.Contains(d.Pods[0].Detail, "Job controller") {
+			t.Errorf("%+v", d)
+		}
+		t.Logf("%+v", j.blockers[len(j.blockers)-1])
+	})
+
 	t.Run("kubelet dies", func(t *testing.T) {
 		r := r.For(t)
 		n, ns := r.Node("dead"), r.Namespace()

@@ -124,7 +124,7 @@ const (
 // pace is the wait after the nth refusal in a row (from 1), without jitter.
 func pace(code string, n int, after time.Duration) time.Duration {
 	least, most := paceLeast, paceMost
-	if code == "eviction_refused" || code == "namespace_terminating" {
+	if code == "eviction_refused" || code == "namespace_terminating" || code == codeNoEffect {
 		least, most = denialLeast, denialMost
 	}
 	d := most

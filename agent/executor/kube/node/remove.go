@@ -90,7 +90,7 @@ func (d *drive) lookAt(ctx context.Context, k call) *looked {
 
 func (d *drive) found(p *planned, l *looked) {
 	now := d.c.Now()
-	open, doubt := p.unheard.open, p.doubt
+	open, doubt, accepted := p.unheard.open, p.doubt, p.accepted
 	p.unheard.open, p.doubt = false, nil
 	switch {
 	case l.gone:
@@ -109,9 +109,11 @@ func (d *drive) found(p *planned, l *looked) {
 		switch {
 		case p.terminating() && p.evicted.IsZero():
 			p.evicted = askedAt(l.pod)
-		case p.terminating() || !open && doubt == nil:
+		case p.terminating() || !open && doubt == nil && !accepted:
 		case p.finished: // it never stands in the way
-			p.not = now.Add(time.Hour)
+			p.not, p.evicted = now.Add(time.Hour), time.Time{}
+		case accepted:
+			d.withoutEffect(p, now)
 		case doubt != nil:
 			p.refused(doubt, now, 0)
 		default:

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -48,12 +47,13 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 	}
 	for _, p := range d.s.plan { // what has run to its end goes when it likes
-		if p.finished && !d.chosen && !p.isGone && p.pod != nil && !p.going() && p.evicted.IsZero() && !now.Before(p.not) && len(lasting(p.pod)) == 0 {
+		if p.finished && !d.chosen && !p.isGone && p.pod != nil && !p.going() && p.evicted.IsZero() && !now.Before(p.not) && !wouldStay(p.pod, now) {
 			add(p, 0) // one that a finalizer holds would stand in the way then
 		}
 	}
 	for _, p := range l.waiting {
 		l.pending = l.pending || !p.going()
+		l.unseen = l.unseen || !p.terminating()
 	}
 	for _, p := range l.waiting {
 		if p.accepted && !now.Before(p.not) { // the watch should have shown it
@@ -64,6 +64,9 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 			continue
 		}
 		if p.accepted && !p.lost {
+			if r := p.refusal; r != nil { // what was accepted before did nothing
+				l.holds = append(l.holds, held{r.hold(), "pod/" + p.name, p})
+			}
 			l.wake(p.not.Sub(now))
 			continue
 		}
@@ -173,7 +176,7 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	// passed it on.
 	if unheard := l.away && code == "stopping"; !unheard && (d.gone || l.pending) {
 		h := l.hold(code, "pod/"+p.name, rule, fmt.Sprintf("pod %s: %s", p.name, why), p)
-		h.since = stayingSince(d.s, p, code)
+		h.since, h.act = stayingSince(d.s, p, code, rule), toRemove(rule)
 		if s := l.services[p.uid]; s != "" {
 			h.why += ", and it still serves requests of service " + s
 		}
@@ -184,7 +187,10 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	if until := p.pod.DeletionTimestamp.Sub(now); until > 0 { // what is said changes then
 		l.wake(until + time.Second)
 	}
-	if !force || p.inFlight || deaf(p.pod) {
+	if soon := removedWithin - now.Sub(endedAt(p.pod)); soon > 0 && len(p.pod.Finalizers) > 0 {
+		l.wake(soon + time.Second)
+	}
+	if !force || p.inFlight || isKept(p.pod) {
 		return
 	}
 	if now.Before(p.not) {
@@ -200,13 +206,6 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	}
 }
 
-// deaf tells whether another deletion would change nothing: the pod has stopped, or
-// has no grace left, and it is a finalizer that keeps it.
-func deaf(p *corev1.Pod) bool {
-	g := p.DeletionGracePeriodSeconds
-	return len(p.Finalizers) > 0 && (isFinished(p) || g != nil && *g == 0)
-}
-
 // staying says why a pod that was told to stop is still there.
 func (d *drive) staying(p *planned, now time.Time) (code, rule, why string) {
 	return staying(d.s, p, now)
@@ -216,11 +215,11 @@ func staying(s *session, p *planned, now time.Time) (code, rule, why string) {
 	since, until := askedAt(p.pod), p.pod.DeletionTimestamp.Time
 	over := !now.Before(until)
 	sick, _ := ailing(s.node, now)
-	if sick == "node_unreachable" {
+	if sick == "node_unreachable" && !isReleased(p.pod) {
 		return sick, "", fmt.Sprintf("node %s is unreachable, so nobody can see it stop", s.node.Name)
 	}
-	if f := lasting(p.pod); len(f) > 0 && (over || isFinished(p.pod)) {
-		return "finalizer", f[0], fmt.Sprintf("its finalizer %s is not removed", strings.Join(f, ", "))
+	if f, why := unremoved(p.pod, now); f != "" {
+		return "finalizer", f, why
 	}
 	if over && sick != "" {
 		return sick, "kubelet", fmt.Sprintf("its grace period ended at %s and node %s is not ready", until.UTC().Format(time.RFC3339), s.node.Name)
@@ -238,11 +237,11 @@ func staying(s *session, p *planned, now time.Time) (code, rule, why string) {
 
 // stayingSince is since when what keeps a pod does that was told to stop, as the cluster
 // itself tells: it is the same whoever holds the lease.
-func stayingSince(s *session, p *planned, code string) *time.Time {
+func stayingSince(s *session, p *planned, code, rule string) *time.Time {
 	if code == "node_unreachable" || code == "node_not_ready" {
 		return readySince(s.node)
 	}
-	at := askedAt(p.pod)
+	at := unremovedSince(p.pod, rule)
 	return &at
 }
 

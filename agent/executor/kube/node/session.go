@@ -63,6 +63,7 @@ type planned struct {
 	refusal  *refusal
 	doubt    *refusal // of the last call, if the pod that is read is still the planned one
 	unheard  unheard  // of evictions that were not answered
+	vain     vain     // of evictions that did nothing
 	noted    bool     // that it was evicted although nothing starts it again
 	noGrace  bool     // a call was taken, or may have been, that waits for no kubelet
 	held     string   // what kept it when it was looked at last
@@ -72,14 +73,20 @@ type planned struct {
 }
 
 // saw takes the pod as it is now.
-func (p *planned) saw(pod *corev1.Pod) { p.pod, p.finished = pod, hasFinished(pod) }
+func (p *planned) saw(pod *corev1.Pod) {
+	p.pod, p.finished = pod, hasFinished(pod)
+	if p.terminating() {
+		p.vain = vain{}
+	}
+}
 
 // terminating tells whether the pod is seen to be told to stop.
 func (p *planned) terminating() bool { return p.pod != nil && p.pod.DeletionTimestamp != nil }
 
 // going tells whether the pod is on its way: seen to be, or by the API server's
-// word, which the watch confirms a moment later.
-func (p *planned) going() bool { return p.terminating() || p.accepted }
+// word, which the watch confirms a moment later. One whose word came to nothing is
+// not believed again.
+func (p *planned) going() bool { return p.terminating() || p.accepted && p.vain.times == 0 }
 
 // left tells whether the pod is still waited for.
 func (p *planned) left() bool { return !p.isGone && !p.finished }

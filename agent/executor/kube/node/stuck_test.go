@@ -142,6 +142,12 @@ func TestForcedPodThatStays(t *testing.T) {
 	p := &planned{uid: pod.UID, name: key(pod), pod: pod, stage: withoutGrace, forced: "deleted without grace"}
 	d := &details{}
 	d.add(p, pod, &reading{node: theNode(true), at: time.Now()}, false)
+	if o := d.Pods[0]; o.Forced || !strings.HasSuffix(o.Detail, "its deletion without grace was accepted and did nothing") {
+		t.Errorf("with its grace as it was: %+v", o)
+	}
+	pod.DeletionGracePeriodSeconds = ptr.To[int64](0)
+	d = &details{}
+	d.add(p, pod, &reading{node: theNode(true), at: time.Now()}, false)
 	if o := d.Pods[0]; o.Forced || d.Counts.Forced != 0 || o.Outcome != outcomeStopping || !strings.Contains(o.Detail, "its finalizer example.com/hold is not removed, though it was deleted without grace") {
 		t.Errorf("%+v, %+v", o, d.Counts)
 	}
