@@ -140,6 +140,9 @@ func kindOf(err error) string {
 	for _, m := range hookFailed.FindAllStringSubmatch(err.Error(), 1) {
 		add(m[1])
 	}
+	for _, m := range uncalled.FindAllString(err.Error(), 1) {
+		add(m)
+	}
 	for _, m := range templatePlace.FindAllString(err.Error(), 3) {
 		add("at " + m)
 	}
@@ -153,8 +156,10 @@ func kindOf(err error) string {
 // What of Helm's own texts names things and quotes no values.
 var (
 	// pkg/kube/statuswait.go; kinds, names and statuses only.
-	notReady      = regexp.MustCompile(`resource ([A-Za-z0-9]+/[a-z0-9.-]*/[a-z0-9.:-]+) (?:not ready|still exists)\. status: ([A-Za-z]+)`)
-	hookFailed    = regexp.MustCompile(`((?:pre|post)-(?:upgrade|rollback) hooks failed)`)
+	notReady   = regexp.MustCompile(`resource ([A-Za-z0-9]+/[a-z0-9.-]*/[a-z0-9.:-]+) (?:not ready|still exists)\. status: ([A-Za-z]+)`)
+	hookFailed = regexp.MustCompile(`((?:pre|post)-(?:upgrade|rollback) hooks failed)`)
+	// The API server's, of a webhook that it has to ask and cannot: its name.
+	uncalled      = regexp.MustCompile(`failed calling webhook "[^"]+"`)
 	templatePlace = regexp.MustCompile(`[A-Za-z0-9._-]+/(?:templates|charts)/[A-Za-z0-9._/-]+:\d+(?::\d+)?`)
 	httpStatus    = regexp.MustCompile(`\b[45]\d\d (?:Not Found|Unauthorized|Forbidden|Internal Server Error|Bad Gateway|Service Unavailable|Gateway Timeout)\b`)
 	schemaPlace   = regexp.MustCompile(`at '(/[^']*)?'`)

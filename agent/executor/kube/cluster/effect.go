@@ -207,13 +207,9 @@ func classify(err error, seen *call) string {
 	return Timeout // also when an answer began and broke off
 }
 
-// Errors of the API server that it answers before it stores anything.
-const (
-	// https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/#how-api-initiated-eviction-works
-	twoBudgets = "more than one PodDisruptionBudget"
-	// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#failure-policy
-	webhookFailed = `failed calling webhook "`
-)
+// twoBudgets is of an error that the API server answers before it stores anything.
+// https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/#how-api-initiated-eviction-works
+const twoBudgets = "more than one PodDisruptionBudget"
 
 // mayHaveLanded tells whether an answer of 5xx leaves open what became of the
 // call. A 503 in the API server's own words came before the call was looked at,
@@ -227,9 +223,7 @@ func mayHaveLanded(err error) bool {
 	if apierrors.IsUnexpectedServerError(err) { // no Status: somebody else's words
 		return true
 	}
-	message := status.Status().Message
-	return !apierrors.IsServiceUnavailable(err) && !strings.Contains(message, twoBudgets) &&
-		!(apierrors.IsInternalError(err) && strings.Contains(message, webhookFailed))
+	return !apierrors.IsServiceUnavailable(err) && !strings.Contains(status.Status().Message, twoBudgets) && UncalledBy(err) == nil
 }
 
 func fencedOff(id string, err error) *executor.Outcome {

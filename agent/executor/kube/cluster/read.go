@@ -21,12 +21,21 @@ func (c *Cluster) Read(ctx context.Context) (context.Context, context.CancelFunc
 // known of the step.
 func Unread(err error) executor.Finding {
 	o := Broken(err)
-	return executor.Unknown(o.ErrorCode, o.Detail)
+	f := executor.Unknown(o.ErrorCode, o.Detail)
+	if u := UncalledBy(err); u != nil { // a probe may make something that tells
+		b := u.Blocker("cluster")
+		f.Blocker = &b
+	}
+	return f
 }
 
-// Broken is the outcome of a step that could not read what it needs: permanent
-// for a missing right, which the detail names, else transient.
+// Broken is the outcome of a step that could not read what it needs, or was not told
+// what it asked for: permanent for a missing right, which the detail names, waiting for
+// a webhook that the API server cannot call, else transient.
 func Broken(err error) executor.Outcome {
+	if u := UncalledBy(err); u != nil {
+		return u.Outcome()
+	}
 	switch {
 	case apierrors.IsForbidden(err):
 		return executor.Permanent("forbidden", forbidden(err))

@@ -226,6 +226,9 @@ func (u *upgrader) make(ctx context.Context, t *executor.Task, q request) *execu
 		o := u.believed(t, *stop)
 		return &o
 	}
+	if o := reply.Uncalled(t, "job/"+u.Namespace+"/"+job.Name); o != nil {
+		return o
+	}
 	var o executor.Outcome
 	switch reply.Category {
 	case cluster.OK:

@@ -2,6 +2,7 @@ package deployment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -56,6 +57,19 @@ func (h *hung) outcome(ctx context.Context, t *executor.Task) executor.Outcome {
 	o.After = again
 	o.ActionCode, o.ActionText = operation.ActRestoreDependency, seeTo(h.name)+operation.ThenRetry
 	return o
+}
+
+// unasked is the outcome of a step whose rehearsal came to nothing.
+func (r *roller) unasked(ctx context.Context, t *executor.Task, d *rollout, err error) executor.Outcome {
+	var h *hung
+	if errors.As(err, &h) {
+		return h.outcome(ctx, t)
+	}
+	halt, cut := executor.Halted(ctx, t), errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	if silent, _ := r.Pulse.State(); halt != "" && cut && silent == nil { // the step's own end, and nobody's silence
+		return executor.Waiting(halt, "stopped before the restart of "+d.name())
+	}
+	return unread(err)
 }
 
 // seeTo is what a person can do where a change of the deployment is not answered.
@@ -114,7 +128,9 @@ func (r *roller) askFor(ctx context.Context, t *executor.Task, d *rollout, what 
 			}
 			return nil, took, h
 		}
-		if shown && err == nil {
+		if hook := cluster.UncalledBy(err); hook != nil {
+			hook.Show(t, "deployment/"+d.name())
+		} else if shown && err == nil {
 			tell(t, nil)
 		}
 		return u, took, err

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -157,7 +156,11 @@ func (r *roller) rehearse(ctx context.Context, t *executor.Task, d *rollout, by 
 	}
 	u, _, err := r.ask(ctx, t, d, patch)
 	hold := &protocol.Blocker{Resource: "deployment/" + d.name()}
+	hook := cluster.UncalledBy(err)
 	switch {
+	case hook != nil && t == nil: // a dry run waits for nothing
+		*hold = hook.Blocker(hold.Resource)
+		return hold, nil
 	case err == nil && d.kind == dynamoGraphs:
 		if id, _, _ := unstructured.NestedString(u.Object, "spec", "restart", "id"); id == "" {
 			hold.Code, hold.Rule = "not_supported", "spec.restart"
@@ -248,14 +251,11 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 			return executor.Permanent("api_error", err.Error())
 		}
 		made, slow, err := r.answered(ctx, t, d, "restart", patch)
-		var h *hung
 		switch {
-		case errors.As(err, &h):
-			return h.outcome(ctx, t)
 		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 			continue
 		case err != nil:
-			return unread(err)
+			return r.unasked(ctx, t, d, err)
 		}
 		if patch, err = restartPatch(d, by, at, made); err != nil {
 			return executor.Permanent("api_error", err.Error())
@@ -289,6 +289,12 @@ func (r *roller) change(ctx context.Context, t *executor.Task, d *rollout, what 
 			stop.ActionText = fmt.Sprintf("%s; look whether the %s came through, then retry", seeTo(d.name()), what)
 		}
 		return false, stop
+	}
+	if stop := reply.Uncalled(t, "deployment/"+d.name()); stop != nil {
+		return false, stop
+	}
+	if reply.Category == cluster.OK {
+		tell(t, nil) // what an earlier try waited for
 	}
 	return judged(reply, d)
 }

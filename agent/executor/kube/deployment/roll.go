@@ -3,7 +3,6 @@ package deployment
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -165,12 +164,9 @@ func (r *roller) preflight(ctx context.Context, t *executor.Task) executor.Outco
 		return executor.Done(d.name() + " is restarted already")
 	}
 	holds, warnings, err := r.check(ctx, t, d, cluster.MarkOf(t), p)
-	var h *hung
 	switch {
-	case errors.As(err, &h):
-		return h.outcome(ctx, t)
 	case err != nil:
-		return unread(err)
+		return r.unasked(ctx, t, d, err)
 	case len(holds) > 0:
 		var why []string
 		for _, hold := range holds {

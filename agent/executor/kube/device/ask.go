@@ -49,6 +49,10 @@ func (e *devices) ask(ctx context.Context, t *executor.Task, d target, verb, nam
 		}
 		return err
 	})
+	if o := r.Uncalled(t, "job/"+e.c.Namespace+"/"+name); o != nil {
+		return heard{}, o
+	}
+	blocked(t) // what an earlier try waited for
 	if stop != nil {
 		return heard{}, stop
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster/clustertest"
 	"github.com/opsplane/opsplane/shared/operation"
 )
 
@@ -44,12 +46,12 @@ func outage(client *fake.Clientset, verb, resource, namespace string, from, call
 }
 
 // likeTheLoop executes a step until its outcome is another than waiting for the API
-// server, all in one attempt, and counts how often it waited.
+// server, or for a webhook that it cannot call, all in one attempt, and counts how often it waited.
 func likeTheLoop(t *testing.T, task *executor.Task, f func(ctx context.Context, t *executor.Task) executor.Outcome) (o executor.Outcome, waited int) {
 	t.Helper()
 	for waited < 100 {
 		o = f(t.Context(), task)
-		if o.Class != operation.OutcomeWaiting || o.ErrorCode != cluster.CodeUnavailable {
+		if o.Class != operation.OutcomeWaiting || o.ErrorCode != cluster.CodeUnavailable && o.ErrorCode != cluster.CodeAdmission {
 			break
 		}
 		if o.After < lookAgain || o.After > askMost {
@@ -154,6 +156,41 @@ func TestResetIsBegunOnce(t *testing.T) {
 					t.Errorf("%d jobs: %v", len(list.Items), err)
 				}
 			})
+		})
+	}
+}
+
+// TestWebhookThatIsNotThere: the API server cannot call a webhook about a reset's Jobs. The
+// step that meets it names it and waits, and goes on once it is back; so does the probe.
+func TestWebhookThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	for verb, step := range map[string]func(e *devices) func(context.Context, *executor.Task, target) executor.Outcome{
+		report.VerbPreflight: func(e *devices) func(context.Context, *executor.Task, target) executor.Outcome { return e.preflight },
+		report.VerbReset:     func(e *devices) func(context.Context, *executor.Task, target) executor.Outcome { return e.reset },
+		report.VerbVerify:    func(e *devices) func(context.Context, *executor.Task, target) executor.Outcome { return e.verify },
+	} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			e, client, _ := fakes(t)
+			task := stepTask("op_a", 1, 1)
+			var server clustertest.Server
+			task.Blocked = server.Blocked
+			answers(t, client, func(int) report.Answer { return yes(task, verb) })
+			outage(client, "create", "jobs", fakeNS, 1, 2, deadHook)
+			f := e.probeReset(t.Context(), task)
+			if f.Phase != operation.StepUnknown || f.ErrorCode != "admission_refused" || f.Blocker == nil || f.Blocker.Rule != "webhook/guard.example.com" {
+				t.Errorf("the probe: %+v", f)
+			}
+			o := e.step(step(e))(t.Context(), task)
+			if o.Class != operation.OutcomeWaiting || o.ErrorCode != "admission_refused" || o.CommandID != "cmd" || !strings.Contains(o.ActionText, "what answers for admission webhook guard.example.com") {
+				t.Errorf("%+v", o)
+			}
+			if shown := server.Shown(); len(shown) != 1 || shown[0].Code != "admission_refused" || shown[0].Rule != "webhook/guard.example.com" || !strings.HasPrefix(shown[0].Resource, "job/"+fakeNS+"/") {
+				t.Errorf("shown %+v", shown)
+			}
+			if o := e.step(step(e))(t.Context(), task); o.Class != operation.OutcomeDone || len(server.Shown()) > 0 {
+				t.Errorf("once it is back: %+v, shown %+v", o, server.Shown())
+			}
 		})
 	}
 }

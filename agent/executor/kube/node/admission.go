@@ -20,7 +20,7 @@ import (
 
 // Codes of what admission makes of a patch.
 const (
-	codeRefused = "admission_refused"
+	codeRefused = cluster.CodeAdmission
 	// codeUntold: a webhook does not say beforehand. It stands in nobody's way: what it
 	// says to the patch itself is met then.
 	codeUntold = "not_rehearsed"
@@ -46,15 +46,16 @@ func refusedPatch(err error, what, node string) *refusal {
 		r.act = fmt.Sprintf(then, kind+" "+name) + operation.ThenRetry
 		return r
 	}
+	hook := cluster.UncalledBy(err)
 	switch {
 	case withoutDryRun.MatchString(st.Message):
 		r.code = codeUntold
 		r.rule = "webhook/" + withoutDryRun.FindStringSubmatch(st.Message)[1]
 		r.why = fmt.Sprintf("whether %s takes the %s of node %s cannot be told beforehand: it declares side effects, and so is asked by no dry run", r.rule, what, node)
 		return r
-	case st.Code >= http.StatusInternalServerError && deadWebhook.MatchString(st.Message):
+	case hook != nil:
 		r.away = true
-		return by("webhook", deadWebhook.FindStringSubmatch(st.Message)[1], "bring back what answers for admission %s, or take it away")
+		return by("webhook", hook.Webhook, "bring back what answers for admission %s, or take it away")
 	}
 	if kind, name := cluster.DeniedBy(err); kind != "" {
 		return by(kind, name, "ask the owner of admission %s, which refuses it")

@@ -36,14 +36,9 @@ func (r *refusal) hold() hold {
 	return hold{code: r.code, rule: r.rule, why: r.why, act: r.act, since: r.since}
 }
 
-// Names that the API server puts in its messages; nothing else of them tells who it was.
-var (
-	// Of a webhook that cannot be asked, with failurePolicy: Fail.
-	// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#failure-policy
-	deadWebhook = regexp.MustCompile(`failed calling webhook "([^"]+)"`)
-	// "The disruption budget web needs 2 healthy pods and has 2 currently"
-	refusingBudget = regexp.MustCompile(`disruption budget (\S+)`)
-)
+// refusingBudget finds a budget's name in the API server's message, which alone tells it:
+// "The disruption budget web needs 2 healthy pods and has 2 currently"
+var refusingBudget = regexp.MustCompile(`disruption budget (\S+)`)
 
 // refusalOf reads why the API server refused an eviction of the pod. budgets are
 // those of its namespace as they are known.
@@ -53,7 +48,7 @@ func refusalOf(err error, p *corev1.Pod, budgets []*budget) *refusal {
 		return &refusal{code: "api_error", why: err.Error()}
 	}
 	st := status.Status()
-	found := selecting(budgets, p)
+	found, hook := selecting(budgets, p), cluster.UncalledBy(err)
 	if cause, ok := causeOf(st, policyv1.DisruptionBudgetCause); ok {
 		r := &refusal{code: "pdb", rule: "pdb/" + p.Namespace, why: cause}
 		if m := refusingBudget.FindStringSubmatch(cause); m != nil {
@@ -72,10 +67,9 @@ func refusalOf(err error, p *corev1.Pod, budgets []*budget) *refusal {
 			why: fmt.Sprintf("namespace %s is being deleted, and the pod with it: no eviction is taken there", p.Namespace)}
 	case st.Code == http.StatusInternalServerError && (len(found) > 1 || strings.Contains(st.Message, "more than one PodDisruptionBudget")):
 		return &refusal{code: "two_pdbs", rule: twoPDBsRule(p, found), why: twoPDBs(p, found)}
-	case st.Code >= http.StatusInternalServerError && deadWebhook.MatchString(st.Message):
-		hook := deadWebhook.FindStringSubmatch(st.Message)[1]
-		return &refusal{code: "eviction_refused", rule: "webhook/" + hook, why: st.Message,
-			act: fmt.Sprintf("bring back what answers for admission webhook %s, or take the webhook away, then drain again", hook)}
+	case hook != nil:
+		return &refusal{code: "eviction_refused", rule: "webhook/" + hook.Webhook, why: st.Message,
+			act: fmt.Sprintf("bring back what answers for admission webhook %s, or take the webhook away, then drain again", hook.Webhook)}
 	case st.Code == http.StatusTooManyRequests:
 		return &refusal{code: "throttled", rule: "api_server", why: "the API server is busy: " + st.Message}
 	case st.Code < http.StatusInternalServerError:
