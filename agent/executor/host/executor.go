@@ -272,10 +272,14 @@ func (e *Executor) Observe(ctx context.Context, a *protocol.Assignment) executor
 		case s.Name == "reset" && s.Phase == operation.StepSucceeded:
 			end.Verified = append(end.Verified, fmt.Sprintf("the driver reset GPU %s once in this run", d.UID))
 		case s.Name == "verify" && s.Phase == operation.StepSucceeded:
-			end.Verified = append(end.Verified, fmt.Sprintf("GPU %s is enumerated, its memory can be asked for, and it reported no error since the reset", d.UID))
+			verified, open := last.Proven(d.UID)
+			end.Verified = append(end.Verified, verified)
+			if open != "" {
+				end.NotVerified = append(end.NotVerified, open)
+			}
 		}
 	}
-	end.NotVerified = []string{"application readiness", "that the GPU computes: no work is run on it"}
+	end.NotVerified = append(end.NotVerified, "application readiness", "that the GPU computes: no work is run on it")
 	if last.Source == report.SourceRecorded {
 		end.NotVerified = append(end.NotVerified, "a GPU: the host's answers are recorded")
 	}

@@ -127,6 +127,9 @@ func TestReset(t *testing.T) {
 	if len(end.Verified) != 2 || len(end.Observed.Devices) != 1 || end.Observed.Devices[0].NodeUID != b.e.uid || !slices.ContainsFunc(end.NotVerified, func(s string) bool { return strings.Contains(s, "recorded") }) {
 		t.Errorf("%+v", end)
 	}
+	if strings.Contains(end.Verified[1], "error") || !slices.ContainsFunc(end.NotVerified, func(s string) bool { return strings.Contains(s, "XID") }) {
+		t.Errorf("nobody read the kernel's log: %q, %q", end.Verified, end.NotVerified)
+	}
 	var details struct {
 		ResetMS int64 `json:"reset_ms"`
 	}

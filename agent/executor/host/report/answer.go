@@ -78,6 +78,8 @@ type Answer struct {
 	Driver string  `json:"driver,omitempty"`
 	Fabric string  `json:"fabric,omitempty"`
 	Mark   *Mark   `json:"mark,omitempty"`
+	// XIDsRead: the kernel's log was read for XIDs. Without, none is known.
+	XIDsRead bool `json:"xids_read,omitempty"`
 	// Took is how long the driver's reset took, in milliseconds.
 	Took int64     `json:"took_ms,omitempty"`
 	At   time.Time `json:"at"`

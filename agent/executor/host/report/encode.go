@@ -32,7 +32,7 @@ func (a Answer) Message() []byte {
 	}
 	if len(b) > MaxMessageBytes { // names at their longest, all of them
 		b = encode(Answer{Version: Version, Verb: a.Verb, Operation: a.Operation, Run: a.Run, Generation: a.Generation,
-			Source: a.Source, OK: a.OK, Already: a.Already, Code: a.Code, Detail: cut(a.Detail, 256), At: a.At, Cut: []string{"everything else"}})
+			Source: a.Source, XIDsRead: a.XIDsRead, OK: a.OK, Already: a.Already, Code: a.Code, Detail: cut(a.Detail, 256), At: a.At, Cut: []string{"everything else"}})
 	}
 	return b
 }

@@ -15,6 +15,16 @@ var (
 	needsFabric  = []string{"ampere"}
 )
 
+// Proven words what a verify that was OK tells of a device: what it has verified, and what
+// it left open; "": nothing.
+func (a *Answer) Proven(uuid string) (verified, open string) {
+	verified = fmt.Sprintf("GPU %s is enumerated, its memory can be asked for", uuid)
+	if a.XIDsRead {
+		return verified + ", and it reported no error since the reset", ""
+	}
+	return verified, fmt.Sprintf("that GPU %s reported no XID since the reset: the kernel's log of its host was not read", uuid)
+}
+
 // Refusal tells what stands in the way of a reset, whoever holds the device. ""
 // means nothing that can be seen; the driver has the last word. fabric is the
 // host's.

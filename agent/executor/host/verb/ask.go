@@ -49,7 +49,7 @@ func (h *Host) find(ctx context.Context, d gpu.Driver, a report.Answer, q Questi
 	if err != nil {
 		return nil, nil, no(a, codeOf(err), err.Error())
 	}
-	a.Source, a.Driver, a.Fabric = s.Source, s.Driver, s.fabric
+	a.Source, a.Driver, a.Fabric, a.XIDsRead = s.Source, s.Driver, s.fabric, s.kernel
 	dev, err := s.Find(q.Device)
 	if errors.Is(err, gpu.ErrGone) {
 		return s, nil, no(a, report.CodeGone, fmt.Sprintf("host %s has no device %s", h.Node, q.Device))

@@ -131,6 +131,7 @@ type seen struct {
 	fabric string
 	xids   map[string][]report.XID // by bus id
 	unread []string                // what could not be looked at
+	kernel bool                    // the kernel's log was read
 }
 
 // look reads everything, under a driver that is open already.
@@ -152,7 +153,7 @@ func (h *Host) look(ctx context.Context, d gpu.Driver) (*seen, error) {
 		if err == nil {
 			events, err = kmsg.Read(h.Kernel, boot)
 		}
-		if err != nil {
+		if s.kernel = err == nil; err != nil {
 			s.unread = append(s.unread, err.Error())
 		}
 		s.xids = kmsg.Fold(events)

@@ -512,8 +512,14 @@ func TestReport(t *testing.T) {
 	if h, _ = b.host.Report(t.Context()); h.Devices[0].Health != report.HealthOK || len(h.Devices[0].XIDs) != 1 {
 		t.Errorf("after a reset: %+v", h.Devices[0])
 	}
+	if a := b.host.Verify(t.Context(), by("op_a", 1, 1)); !a.OK || !a.XIDsRead {
+		t.Errorf("with a log: %+v", a)
+	}
 	if err := os.Remove(b.host.Kernel); err != nil {
 		t.Fatal(err)
+	}
+	if a := sound(t, b.host.Verify(t.Context(), by("op_a", 1, 1))); !a.OK || a.XIDsRead || !strings.Contains(a.Detail, "not looked at: read kernel log") {
+		t.Errorf("without a log: %+v", a)
 	}
 	if h, _ = b.host.Report(t.Context()); len(h.Cut) != 1 || !strings.Contains(h.Cut[0], "kernel log") {
 		t.Errorf("without a log: %v", h.Cut)

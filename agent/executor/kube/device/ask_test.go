@@ -212,6 +212,43 @@ func TestMemoryIsOfARun(t *testing.T) {
 	}
 }
 
+// TestVerifiedWithoutTheKernelsLog: what nobody looked at is not verified.
+func TestVerifiedWithoutTheKernelsLog(t *testing.T) {
+	t.Parallel()
+	const claim = "reported no error since the reset"
+	for name, c := range map[string]struct {
+		read, asked bool
+		open        string // what is not verified
+	}{
+		"it was read":         {read: true, asked: true},
+		"it was not":          {asked: true, open: "that GPU " + fakeUUID + " reported no XID since the reset: the kernel's log of its host was not read"},
+		"another lease asked": {open: "that GPU " + fakeUUID + " reported no XID since the reset: another lease had the host's word"},
+	} {
+		e, client, _ := fakes(t)
+		task := stepTask("op_a", 1, 1)
+		answers(t, client, func(int) report.Answer {
+			a := yes(task, report.VerbVerify)
+			a.XIDsRead = c.read
+			return a
+		})
+		if c.asked {
+			if o := e.step(e.verify)(t.Context(), task); o.Class != operation.OutcomeDone {
+				t.Fatalf("%s: %+v", name, o)
+			}
+		}
+		e.note(task.Assignment, func(o *outcome) { o.device = &report.Device{UUID: fakeUUID, Health: report.HealthOK} })
+		task.Assignment.Steps = []protocol.Step{{PlanStep: operation.PlanStep{ID: "stp_v", Name: "verify"}, Phase: operation.StepSucceeded}}
+		var end executor.Ending
+		e.observe(t.Context(), task.Assignment, &end)
+		if len(end.Verified) != 1 || !strings.Contains(end.Verified[0], "its memory can be asked for") || strings.Contains(end.Verified[0], claim) != c.read {
+			t.Errorf("%s: verified %q", name, end.Verified)
+		}
+		if all := strings.Join(end.NotVerified, "; "); strings.Contains(all, "XID") != (c.open != "") || !strings.Contains(all, c.open) {
+			t.Errorf("%s: not verified %q", name, end.NotVerified)
+		}
+	}
+}
+
 // TestEventIsOfTheNode: kubectl describe node finds events by the node's name as UID.
 func TestEventIsOfTheNode(t *testing.T) {
 	t.Parallel()

@@ -85,12 +85,26 @@ func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *exec
 		end.Verified = append(end.Verified, fmt.Sprintf("the host's driver reset GPU %s once in this run", d.uuid))
 	}
 	if verify.Phase == operation.StepSucceeded {
-		end.Verified = append(end.Verified, fmt.Sprintf("GPU %s is enumerated, its memory can be asked for, and it reported no error since the reset", d.uuid))
+		verified, open := known.proven(d.uuid)
+		end.Verified = append(end.Verified, verified)
+		if open != "" {
+			end.NotVerified = append(end.NotVerified, open)
+		}
 	}
 	end.NotVerified = append(end.NotVerified, "application readiness", "that the GPU computes: no work is run on it")
 	if known.source == report.SourceRecorded {
 		end.NotVerified = append(end.NotVerified, "a GPU: the host's answers are recorded")
 	}
+}
+
+// proven words what a verify that succeeded has verified, and what it left open; "":
+// nothing.
+func (o *outcome) proven(uuid string) (verified, open string) {
+	if o.proof != nil {
+		return o.proof.Proven(uuid)
+	}
+	verified, _ = (&report.Answer{}).Proven(uuid)
+	return verified, fmt.Sprintf("that GPU %s reported no XID since the reset: another lease had the host's word, which is not known here", uuid)
 }
 
 // unreset says that the device was not reset, and what the reset did not get past; ""

@@ -51,7 +51,6 @@ func (e *devices) look(ctx context.Context, t *executor.Task, d target, verb str
 		o := e.without(t, d, away, verb == report.VerbVerify)
 		return nil, &o
 	}
-	blocked(t) // what an earlier try waited for
 	name := looking(cluster.MarkOf(t), verb)
 	h, stop := e.ask(ctx, t, d, verb, name)
 	if stop != nil {
@@ -165,6 +164,7 @@ func (e *devices) verify(ctx context.Context, t *executor.Task, d target) execut
 		return *stop
 	}
 	if a.OK {
+		e.note(t.Assignment, func(o *outcome) { o.proof = a })
 		return executor.Done(a.Detail)
 	}
 	switch a.Code {
@@ -195,7 +195,6 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 		stop.Detail = "the reset was not begun: " + stop.Detail
 		return *stop
 	}
-	blocked(t) // what an earlier try waited for
 	name := resetting(t)
 	t.Progress(0, 1, "devices", "resetting GPU "+d.uuid)
 	h, stop := e.ask(ctx, t, d, report.VerbReset, name)

@@ -130,6 +130,7 @@ type outcome struct {
 	took    int64
 	already bool
 	reset   bool
+	proof   *report.Answer // of the verify that was OK; nil: no lease of this process has it
 	drained []string
 	kept    []node.Kept // of the pods to evict, those that were not gone
 	stages  []stage
