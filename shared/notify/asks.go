@@ -34,7 +34,7 @@ type word struct {
 // asks are the requests to Alertmanagers that are not answered yet, and what is to be told
 // when they are. They are one goroutine's; only replies is written to by others.
 type asks struct {
-	out     map[string]context.CancelFunc // by URL, with what cuts it off
+	out     []*flight
 	replies chan reply
 	early   []reply // that await took from replies
 	// words has the messages that are not answered by all, by id: the last of each.
@@ -46,23 +46,50 @@ type asks struct {
 	dropped bool
 }
 
-// reply is what one Alertmanager answers.
-type reply struct {
+// flight is a request to one Alertmanager that is not answered yet.
+type flight struct {
 	to     endpoint
 	words  []*word
+	cancel context.CancelFunc
+	// suspects: it is a part of what was not taken before (doubt).
+	suspects bool
+	// failing: the Alertmanager had taken nothing since it failed when this began.
+	failing bool
+}
+
+// reply is what one Alertmanager answers.
+type reply struct {
+	*flight
 	answer answer
 	// cut: the request was cut off, and what came of it is not known.
 	cut bool
 }
 
 func newAsks() *asks {
-	a := &asks{out: map[string]context.CancelFunc{}, replies: make(chan reply, MaxURLs), doubts: &doubts{}}
+	a := &asks{replies: make(chan reply, MaxURLs*(1+suspectsAtOnce)), doubts: &doubts{}}
 	a.forget()
 	return a
 }
 
-// waitsFor tells whether an endpoint has not answered yet.
-func (a *asks) waitsFor(to endpoint) bool { return a.out[to.url] != nil }
+// to are the requests that an endpoint has not answered yet: how many are of suspects, and
+// whether there is another, and the ids of their messages.
+func (a *asks) to(to endpoint) (suspects int, clean bool, ids map[string]bool) {
+	ids = map[string]bool{}
+	for _, f := range a.out {
+		if f.to.url != to.url {
+			continue
+		}
+		if f.suspects {
+			suspects++
+		} else {
+			clean = true
+		}
+		for _, w := range f.words {
+			ids[w.d.ID] = true
+		}
+	}
+	return suspects, clean, ids
+}
 
 // put has a word be told to an endpoint, in the place of an earlier one of the message.
 func (a *asks) put(to endpoint, w *word) {
@@ -83,13 +110,13 @@ func (a *asks) miss(to endpoint, w *word, came answer) {
 
 // reopen has what an endpoint missed that may be asked now count as not answered, but for
 // what is given up.
-func (a *asks) reopen(to endpoint, over func(*word) bool) {
+func (a *asks) reopen(to endpoint, may, over func(*word) bool) {
 	a.queue(to).only(func(id string) bool {
 		w := a.words[id]
 		if w == nil {
 			return false
 		}
-		if _, is := w.missed[to.url]; is {
+		if _, is := w.missed[to.url]; is && may(w) {
 			if over(w) {
 				return false
 			}
@@ -156,20 +183,21 @@ func (q *queue) only(is func(id string) bool) {
 }
 
 // ask begins a request to one Alertmanager, whose reply comes by replies.
-func (s *Service) ask(ctx context.Context, a *asks, r *target, to endpoint, ws []*word, now time.Time) {
+func (s *Service) ask(ctx context.Context, a *asks, r *target, f *flight, now time.Time) {
 	within := 2 * r.timeout() // it is over before, but for a deadline
 	if at, ok := ctx.Deadline(); ok {
 		within = min(within, time.Until(at)-keepWithin)
 	}
 	one, cancel := context.WithTimeout(ctx, within)
-	a.out[to.url] = cancel
-	due := make([]*Delivery, len(ws))
-	for i, w := range ws {
+	f.cancel = cancel
+	a.out = append(a.out, f)
+	due := make([]*Delivery, len(f.words))
+	for i, w := range f.words {
 		due[i] = w.d
 	}
 	go func() {
-		came := s.pushTo(one, r, to, due, now)
-		a.replies <- reply{to, ws, came, one.Err() != nil}
+		came := s.pushTo(one, r, f.to, due, now)
+		a.replies <- reply{f, came, one.Err() != nil}
 	}()
 }
 
@@ -189,9 +217,9 @@ func (a *asks) take() (reply, bool) {
 }
 
 // over notes that a reply is there.
-func (a *asks) over(to endpoint) {
-	a.out[to.url]()
-	delete(a.out, to.url)
+func (a *asks) over(f *flight) {
+	f.cancel()
+	a.out = slices.DeleteFunc(a.out, func(x *flight) bool { return x == f })
 }
 
 // await waits until there is a reply, or there may be something new to send.
@@ -211,9 +239,9 @@ func (a *asks) forget() { a.words, a.queues = map[string]*word{}, map[string]*qu
 
 // only cuts off what goes anywhere else. What is cut off is replied to.
 func (a *asks) only(to []endpoint) {
-	for url, cancel := range a.out {
-		if !slices.ContainsFunc(to, func(e endpoint) bool { return e.url == url }) {
-			cancel()
+	for _, f := range a.out {
+		if !slices.ContainsFunc(to, func(e endpoint) bool { return e.url == f.to.url }) {
+			f.cancel()
 		}
 	}
 }
@@ -229,7 +257,9 @@ func (a *asks) drop() {
 	for range len(a.out) - len(a.early) {
 		<-a.replies
 	}
-	clear(a.out)
+	for _, f := range a.out {
+		f.cancel()
+	}
+	a.out, a.early = nil, nil
 	a.forget()
-	a.early = nil
 }

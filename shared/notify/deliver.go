@@ -142,7 +142,7 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 		h.lane.Revision, h.lane.Holds, h.lane.Hasten = r.Revision, nil, hasten{Began: now}
 		return then{}, nil // the lease may be another
 	}
-	if err := s.goOn(ctx, h, r, false); err != nil {
+	if err := s.goOn(ctx, h, r); err != nil {
 		return then{}, err
 	}
 	if ok, at := h.free(r, now); !ok {
@@ -169,7 +169,7 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	case len(due) == 0 && isDue(standing, now):
 		return then{}, nil
 	case len(due) == 0:
-		if err = s.goOn(ctx, h, r, true); err == nil && len(h.asks.out) == 0 {
+		if len(h.asks.out) == 0 {
 			err = s.tidy(ctx, h, now)
 		}
 		return then{leave: true, until: sooner(next, standing)}, err

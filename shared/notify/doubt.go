@@ -2,15 +2,19 @@ package notify
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 )
 
 const (
-	// doubtParts is in how many parts messages are told on that were refused together: so
+	// doubtParts is in how many parts messages are told on that were not taken together: so
 	// many that of a full request those to blame are found in the third, as one that is
 	// refused may take long and one that is taken takes none.
 	doubtParts = 16
+	// suspectsAtOnce is how many of those parts one Alertmanager is told at a time, beside
+	// what nothing is known of; it is one while it takes nothing.
+	suspectsAtOnce = 8
 	// refusedTries is how many refusals of one Alertmanager are asked for in a minute, and
 	// aloneTries how many of them are left to those that were refused alone before. What is
 	// left over counts as refused till then.
@@ -34,62 +38,67 @@ func (d *doubts) of(r *target, to endpoint) *doubt {
 		d.revision, d.by = r.Revision, map[string]*doubt{}
 	}
 	if d.by[to.url] == nil {
-		d.by[to.url] = &doubt{parts: map[string]suspect{}}
+		d.by[to.url] = &doubt{parts: map[string]suspect{}, row: map[string]bool{}}
 	}
 	return d.by[to.url]
 }
 
-// doubt is what one Alertmanager, or what is before it, refused: messages whose parts are
-// told on apart from the rest, which else would be refused with them.
+// doubt is what one Alertmanager, or what is before it, did not take: messages whose parts
+// are told on apart from the rest, and beside it, so that it neither fails with them nor
+// waits for them.
 type doubt struct {
 	parts map[string]suspect // by message
 	made  int                // how many parts were made
-	clean bool               // what it was told last was nothing of them
-	// said is what it answered last when it refused, tries how often it did since began, of
-	// each minute.
+	// row has the first messages of the parts that failed since something was answered
+	// otherwise; where they are many, no part is told before rest.
+	row  map[string]bool
+	rest time.Time
+	// said is what it refused with last, tries how often it did since began, of each minute.
 	said  answer
 	tries int
 	began time.Time
 }
 
-// suspect says of a message in which part of what was refused it is.
+// suspect says of a message in which part of what was not taken it is.
 type suspect struct {
 	part  int
 	alone bool // it was refused alone
 	at    time.Time
+	// fails is how often in a row it was in a request that failed, and was not refused; it
+	// is not asked again before until.
+	fails int
+	until time.Time
+	err   string
 }
 
-// take takes out of a queue what an endpoint is told next: in turn what nothing is known
-// of, and, where parts may be told, one part of what was refused, first what was not refused
-// alone.
-func (d *doubt) take(q *queue, most int, parts bool) []string {
-	part, alone, clean, some := 0, true, false, false
-	for _, id := range q.ids {
-		x, is := d.parts[id]
-		switch {
-		case !is:
-			clean = true
-		case !some || alone && !x.alone:
-			part, alone, some = x.part, x.alone, true
-		}
-	}
-	next := clean && (!some || !d.clean)
-	if !next && !parts {
-		return nil
-	}
-	d.clean = next
+// clean takes out of a queue what nothing is known of.
+func (d *doubt) clean(q *queue, most int, flies map[string]bool) []string {
 	return q.take(most, func(id string) bool {
-		x, is := d.parts[id]
-		return is != d.clean && (d.clean || x.part == part)
+		_, is := d.parts[id]
+		return !is && !flies[id]
 	})
 }
 
-// recall notes of what is to be told that it was refused, together, by somebody, as who told
-// it before knew, who may be gone.
+// part takes a part of what was not taken out of a queue, first what was not refused alone.
+func (d *doubt) part(q *queue, most int, flies map[string]bool) []string {
+	part, alone, some := 0, true, false
+	for _, id := range q.ids {
+		if x, is := d.parts[id]; is && !flies[id] && (!some || alone && !x.alone) {
+			part, alone, some = x.part, x.alone, true
+		}
+	}
+	return q.take(most, func(id string) bool {
+		x, is := d.parts[id]
+		return is && x.part == part && !flies[id]
+	})
+}
+
+// recall notes of what is to be told that it was not taken when it was tried last, as who
+// told it then knew, who may be gone: together, by somebody.
 func (d *doubt) recall(ws []*word, now time.Time) {
 	made := false
 	for _, w := range ws {
-		if _, is := d.parts[w.d.ID]; is || len(d.parts) >= maxDoubts || !(&answer{status: w.d.LastStatus}).refused() {
+		if _, is := d.parts[w.d.ID]; is || len(d.parts) >= maxDoubts || !w.d.failed() || w.d.Tries == 0 {
 			continue
 		}
 		if !made {
@@ -97,6 +106,18 @@ func (d *doubt) recall(ws []*word, now time.Time) {
 		}
 		d.parts[w.d.ID] = suspect{part: d.made, at: now}
 	}
+}
+
+// waits is until when a message is not told, since it failed.
+func (d *doubt) waits(id string, now time.Time) time.Time {
+	x, is := d.parts[id]
+	if at := d.rest; is && at.After(x.until) {
+		x.until = at
+	}
+	if isAhead(x.until, now) {
+		return x.until
+	}
+	return time.Time{}
 }
 
 // spent takes out of a queue what is not asked for now, since it was refused too often, and
@@ -109,7 +130,7 @@ func (d *doubt) spent(q *queue, now time.Time) ([]string, answer) {
 	a.notAsked, a.until = true, d.began.Add(resend)
 	out := q.take(len(q.ids), func(id string) bool {
 		x, is := d.parts[id]
-		return is && (x.alone || d.tries >= refusedTries)
+		return is && x.fails == 0 && (x.alone || d.tries >= refusedTries)
 	})
 	for _, id := range out { // it would have been refused, for all that is known
 		x := d.parts[id]
@@ -117,6 +138,14 @@ func (d *doubt) spent(q *queue, now time.Time) ([]string, answer) {
 		d.parts[id] = x
 	}
 	return out, a
+}
+
+// most is how many parts may be told at a time.
+func (d *doubt) most(now time.Time) int {
+	if !d.within(now) {
+		return suspectsAtOnce
+	}
+	return max(1, min(suspectsAtOnce, refusedTries-d.tries))
 }
 
 // within tells whether tries counts those of now.
@@ -166,44 +195,69 @@ func inParts(ws []*word) [][]*word {
 func (d *doubt) refused(parts [][]*word, said answer, now time.Time) (on []*word) {
 	if !d.within(now) {
 		d.began, d.tries = now, 0
-		for id, x := range d.parts {
-			if now.Sub(x.at) > doubtKept || now.Before(x.at) {
-				delete(d.parts, id)
-			}
-		}
 	}
 	d.tries++
 	d.said = said
 	alone := len(parts) == 1 && len(parts[0]) == 1
-	for _, ws := range parts {
-		d.made++
-		for _, w := range ws {
-			if _, is := d.parts[w.d.ID]; !is && len(d.parts) >= maxDoubts {
-				continue
-			}
-			d.parts[w.d.ID] = suspect{part: d.made, alone: alone, at: now}
-			if !alone {
-				on = append(on, w)
-			}
+	d.divide(parts, now, func(suspect) suspect { return suspect{alone: alone} }, func(w *word) {
+		if !alone {
+			on = append(on, w)
 		}
-	}
+	})
 	return on
 }
 
-// doubt takes over what an Alertmanager refused, or took: what is to be told on in parts
-// goes back into its queue, and is not answered. What one fails on again and again is told
-// in parts, too, when it may be asked. That alerts are refused that were not before is logged.
+// failed notes that messages were in a request that failed: together, or in parts where they
+// were before, or that took long. Each is asked again after a pause by how often that was.
+func (d *doubt) failed(f *flight, said answer, pause func(fails int) time.Duration, now time.Time) {
+	parts := [][]*word{f.words}
+	if f.suspects || said.late {
+		parts = partsOf(f.words)
+	}
+	if f.suspects {
+		if d.row[f.words[0].d.ID] = true; len(d.row) > suspectsAtOnce { // as one that takes nothing
+			d.rest = now.Add(pause(len(d.row) - suspectsAtOnce)).Truncate(time.Millisecond)
+		}
+	}
+	d.divide(parts, now, func(x suspect) suspect {
+		return suspect{fails: x.fails + 1, until: now.Add(pause(x.fails + 1)).Truncate(time.Millisecond), err: said.err}
+	}, func(*word) {})
+}
+
+// divide puts messages in parts, as far as there is room; is makes what is known of each, of
+// what was.
+func (d *doubt) divide(parts [][]*word, now time.Time, is func(was suspect) suspect, each func(*word)) {
+	maps.DeleteFunc(d.parts, func(_ string, x suspect) bool { return now.Sub(x.at) > doubtKept || now.Before(x.at) })
+	for _, ws := range parts {
+		d.made++
+		for _, w := range ws {
+			was, known := d.parts[w.d.ID]
+			if !known && len(d.parts) >= maxDoubts {
+				continue
+			}
+			x := is(was)
+			x.part, x.at = d.made, now
+			d.parts[w.d.ID] = x
+			each(w)
+		}
+	}
+}
+
+// doubt takes over what an Alertmanager took, refused, or failed on: what was refused and is
+// to be told on in parts goes back into its queue, and is not answered. That alerts are
+// refused that were not before is logged.
 func (s *Service) doubt(ctx context.Context, h *held, r *target, a *reply) {
 	d := h.asks.doubts.of(r, a.to)
+	if a.answer.there(r.Kind) {
+		clear(d.row)
+		d.rest = time.Time{}
+	}
 	switch {
 	case a.answer.taken():
 		d.taken(a.words)
 		return
-	case a.answer.refused():
-	case (a.answer.status >= 500 || a.answer.late) && h.lane.Holds[a.to.url].Fails >= loggedFails:
-		d.refused(partsOf(a.words), a.answer, s.now()) // one of them may be what it fails on
-		return
-	default:
+	case !a.answer.refused():
+		d.failed(a.flight, a.answer, func(fails int) time.Duration { return s.failHold(r.Kind, fails) }, s.now())
 		return
 	}
 	on := d.refused(partsOf(a.words), a.answer, s.now())

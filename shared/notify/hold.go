@@ -71,12 +71,12 @@ func (l *lane) heldUntil(to endpoint, now time.Time) time.Time {
 	return time.Time{}
 }
 
-// free tells whether there is an endpoint that something can be sent to, and if not when there
-// is, beside those that have not answered yet.
+// free tells whether there is an endpoint that something can be sent to, apart from what was
+// not taken before, and if not when there is, beside those that have not answered yet.
 func (h *held) free(r *target, now time.Time) (bool, time.Time) {
 	var next time.Time
 	for _, to := range r.endpoints() {
-		if h.asks.waitsFor(to) {
+		if _, busy, _ := h.asks.to(to); busy {
 			continue
 		}
 		at := h.lane.heldUntil(to, now)

@@ -49,18 +49,18 @@ func TestFailsBesideASlowOne(t *testing.T) {
 	fires := func(f *fake, what ...string) func() bool {
 		return func() bool { return slices.Equal(f.firing(p.clock()), what) }
 	}
-	fails := func(n int) { // it has, and is held
+	fails := func(after int) { // it has once more, and is held
 		t.Helper()
 		eventually(t, "it fails, and is held", func() bool {
 			l, _ := p.laneOf(r)
-			return len(x.all()) == n && l.Holds[x.URL].Until.After(p.clock())
+			return len(x.all()) == after+1 && l.Holds[x.URL].Until.After(p.clock())
 		})
 	}
 	hot, later := p.alert("hot"), p.alert("later")
 	x.breaks(true)
 	follow(alert.TypeFiring, hot)
 	done := p.delivering(r)
-	fails(1)
+	fails(0)
 	follow(alert.TypeFiring, later)
 	eventually(t, "the one that is up knows both", fires(up, "hot", "later"))
 	x.breaks(false)
@@ -68,8 +68,9 @@ func TestFailsBesideASlowOne(t *testing.T) {
 	eventually(t, "the one that failed knows both", fires(x, "hot", "later"))
 
 	x.breaks(true)
+	n := len(x.all())
 	follow(alert.TypeResolved, hot)
-	fails(3)
+	fails(n)
 	x.breaks(false)
 	p.advance(3 * time.Second)
 	eventually(t, "the one that failed knows the end", fires(x, "later"))
@@ -77,8 +78,9 @@ func TestFailsBesideASlowOne(t *testing.T) {
 		t.Errorf("the slow one was asked %d times before it answered", n)
 	}
 	p.advance(time.Second)
-	if got, want := x.said(t, p.clock()), []string{"hot", "hot", "later", "-hot", "-hot"}; !slices.Equal(got, want) {
-		t.Errorf("the one that failed was told %q, want %q", got, want)
+	got := x.said(t, p.clock())
+	if slices.Sort(got[1:min(3, len(got))]); !slices.Equal(got, []string{"hot", "hot", "later", "-hot", "-hot"}) {
+		t.Errorf("the one that failed was told %q", got)
 	}
 	opens()
 	if err := <-done; err != nil {

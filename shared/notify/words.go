@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -71,7 +72,7 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 		}
 		ws = append(ws, w)
 	}
-	if err := s.goOn(ctx, h, r, true); err != nil {
+	if err := s.goOn(ctx, h, r); err != nil {
 		return err
 	}
 	late := time.NewTimer(s.waits())
@@ -80,7 +81,7 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 		select {
 		case a := <-h.asks.replies:
 			h.asks.early = append(h.asks.early, a)
-			if err := s.goOn(ctx, h, r, true); err != nil {
+			if err := s.goOn(ctx, h, r); err != nil {
 				return err
 			}
 		case <-late.C:
@@ -93,12 +94,11 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 	return nil
 }
 
-// goOn takes over the replies that are there, and tells each Alertmanager that has answered
-// what there is for it. What one missed that failed, or was held, it is told when its hold
-// is over, however long another takes; a word that waits for none else is settled, and is
-// due again then. parts: what is due by now was read, so that a part of what was refused,
-// which may take long, may have its turn.
-func (s *Service) goOn(ctx context.Context, h *held, r *target, parts bool) error {
+// goOn takes over the replies that are there, and tells each Alertmanager what there is for
+// it that may be told. What one missed that failed, or was held, it is told when its hold is
+// over, however long another takes; a word that waits for none else is settled, and is due
+// again then.
+func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 	var answered []*word
 	came := func(w *word, to endpoint, a answer) {
 		if h.asks.words[w.d.ID] != w {
@@ -117,18 +117,14 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target, parts bool) erro
 		if !ok {
 			break
 		}
-		h.asks.over(a.to)
+		h.asks.over(a.flight)
 		if ctx.Err() != nil {
 			return nil // it was cut off
 		}
-		if !a.cut {
-			was := h.lane.Holds[a.to.url]
-			s.came(ctx, h, r, a.to, []answer{a.answer})
-			h.news = h.news || h.lane.Holds[a.to.url] != was
-			s.doubt(ctx, h, r, &a)
-		}
-		if a.answer.until = h.lane.heldUntil(a.to, s.now()); a.cut {
+		if a.cut {
 			a.answer = answer{err: "it had no time to answer", cut: true}
+		} else {
+			s.answered(ctx, h, r, &a)
 		}
 		for _, w := range a.words {
 			came(w, a.to, a.answer)
@@ -136,27 +132,12 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target, parts bool) erro
 	}
 	now, enough := s.now(), s.room(ctx, r) > 0
 	for _, to := range r.endpoints() {
-		if h.asks.waitsFor(to) {
-			continue
-		}
 		if until := h.lane.heldUntil(to, now); !until.IsZero() {
 			for _, w := range h.asks.are(h.asks.queue(to).all()) {
-				came(w, to, answer{err: "not asked: " + h.lane.Holds[to.url].Error, notAsked: true, until: until})
+				came(w, to, notAsked(h.lane.Holds[to.url].Error, until))
 			}
-			continue
-		}
-		if !enough {
-			continue
-		}
-		h.asks.reopen(to, func(w *word) bool { return s.nextTry(r, w.d, now, 0, time.Time{}).IsZero() })
-		q, doubt := h.asks.queue(to), h.asks.doubts.of(r, to)
-		ids, as := doubt.spent(q, now)
-		for _, w := range h.asks.are(ids) {
-			came(w, to, as)
-		}
-		doubt.recall(h.asks.are(q.ids), now)
-		if ws := h.asks.are(doubt.take(q, s.pushAtMost(), parts)); len(ws) > 0 {
-			s.ask(ctx, h.asks, r, to, ws, now)
+		} else if enough {
+			s.tellOne(ctx, h, r, to, now, came)
 		}
 	}
 	over := h.over(r, answered, now)
@@ -172,6 +153,54 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target, parts bool) erro
 	return err
 }
 
+func notAsked(since string, until time.Time) answer {
+	return answer{err: "not asked: " + since, notAsked: true, until: until}
+}
+
+// answered takes over what one Alertmanager answered. That it fails on a part of what it did
+// not take before says nothing of the rest, where it took something since it failed.
+func (s *Service) answered(ctx context.Context, h *held, r *target, a *reply) {
+	there, was := a.answer.there(r.Kind), h.lane.Holds[a.to.url]
+	if there || !a.suspects || a.failing && was.Fails > 0 || a.answer.pause > 0 {
+		s.came(ctx, h, r, a.to, []answer{a.answer})
+		h.news = h.news || h.lane.Holds[a.to.url] != was
+	}
+	s.doubt(ctx, h, r, a)
+}
+
+// tellOne tells an Alertmanager that may be asked what there is for it: one request of what
+// nothing is known of, and parts of what it did not take before.
+func (s *Service) tellOne(ctx context.Context, h *held, r *target, to endpoint, now time.Time, came func(*word, endpoint, answer)) {
+	q, doubt := h.asks.queue(to), h.asks.doubts.of(r, to)
+	waits := func(w *word) bool { return !doubt.waits(w.d.ID, now).IsZero() }
+	h.asks.reopen(to, func(w *word) bool { return !waits(w) }, func(w *word) bool { return s.nextTry(r, w.d, now, 0, time.Time{}).IsZero() })
+	ids, as := doubt.spent(q, now)
+	for _, w := range h.asks.are(ids) {
+		came(w, to, as)
+	}
+	doubt.recall(h.asks.are(q.ids), now)
+	for _, w := range h.asks.are(q.take(len(q.ids), func(id string) bool { return !doubt.waits(id, now).IsZero() })) {
+		came(w, to, notAsked(cmp.Or(doubt.parts[w.d.ID].err, doubt.said.err), doubt.waits(w.d.ID, now)))
+	}
+	suspects, busy, flies := h.asks.to(to)
+	failing, most := h.lane.Holds[to.url].Fails > 0, doubt.most(now)
+	if failing {
+		most = 1
+	}
+	if !busy {
+		if ws := h.asks.are(doubt.clean(q, s.pushAtMost(), flies)); len(ws) > 0 {
+			s.ask(ctx, h.asks, r, &flight{to: to, words: ws, failing: failing}, now)
+		}
+	}
+	for ; suspects < most; suspects++ {
+		ws := h.asks.are(doubt.part(q, s.pushAtMost(), flies))
+		if len(ws) == 0 {
+			return
+		}
+		s.ask(ctx, h.asks, r, &flight{to: to, words: ws, suspects: true, failing: failing}, now)
+	}
+}
+
 // over takes those of the words out that no Alertmanager has still to answer.
 func (h *held) over(r *target, ws []*word, now time.Time) (out []*word) {
 	for _, w := range ws {
@@ -181,7 +210,11 @@ func (h *held) over(r *target, ws []*word, now time.Time) (out []*word) {
 		delete(h.asks.words, w.d.ID)
 		for _, to := range r.endpoints() {
 			if a, is := w.missed[to.url]; is {
-				if a.until = h.lane.heldUntil(to, now); a.until.IsZero() {
+				a.until = h.lane.heldUntil(to, now)
+				if at := h.asks.doubts.of(r, to).waits(w.d.ID, now); at.After(a.until) {
+					a.until = at
+				}
+				if a.until.IsZero() {
 					a.until = now.Add(lookAgain) // it could be asked, but for the time that is left
 				}
 				w.add(r, to, a)
