@@ -33,9 +33,9 @@ var minAge = func() (sum time.Duration) {
 }()
 
 const (
-	webhookRound = 24  // messages of one round
+	webhookRound = 24  // messages that a webhook is sent at a time, at most, or takes none of until it is given a pause
 	pushRound    = 256 // alerts of one push; Prometheus has as many (notifier: DefaultMaxBatchSize)
-	probeRound   = 4   // messages of a round to a receiver that fails, or asked for a pause
+	probeRound   = 4   // of one that fails, or has enough
 	// keepWithin is what a round leaves of its time to keep what came of it.
 	keepWithin = 2 * time.Second
 	// againAfter is when a lane is due again whose messages the ledger did not keep.
@@ -66,11 +66,11 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 	if err != nil || h == nil {
 		return err
 	}
-	defer h.asks.drop()
+	defer h.drop()
 	for {
 		next, err := s.round(ctx, h)
 		if ctx.Err() != nil { // what was cut off is tried by whoever comes next
-			h.asks.drop()
+			h.drop()
 			after, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepWithin)
 			defer cancel()
 			return s.giveBack(after, h, s.now())
@@ -80,7 +80,7 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 		case err != nil && !errors.Is(err, ledger.ErrConflict):
 		case err == nil && next.gone:
 			return nil
-		case err == nil && next.leave && len(h.asks.out) == 0:
+		case err == nil && next.leave && h.idle():
 			if err = s.leave(ctx, h, next.until); err == nil {
 				return nil
 			}
@@ -90,7 +90,7 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 		default:
 			wait := err == nil && next.leave
 			if wait {
-				h.asks.await(ctx)
+				h.await(ctx)
 			}
 			if mine = true; !wait || h.news || h.lane.Lease.Sub(s.now()) < h.lease/2 {
 				if mine, err = s.own(ctx, h, func() error { return s.keep(ctx, h) }); errors.Is(err, ledger.ErrConflict) {
@@ -101,7 +101,7 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 		switch {
 		case ctx.Err() != nil: // the next round tells
 		case err != nil:
-			h.asks.drop()
+			h.drop()
 			_ = s.giveBack(ctx, h, s.now().Add(againAfter)) // else its lease ends
 			return fmt.Errorf("deliver to %s: %w", receiver, err)
 		case !mine:
@@ -121,6 +121,11 @@ type then struct {
 // round sends one round of what is due.
 func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	r, err := s.target(ctx, h.receiver)
+	if err == nil || errors.Is(err, ledger.ErrNotFound) {
+		if waits, err := s.land(ctx, h, r); waits || err != nil {
+			return then{leave: true}, err
+		}
+	}
 	switch {
 	case errors.Is(err, ledger.ErrNotFound):
 		h.asks.drop()
@@ -161,8 +166,11 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	if more, err := s.hasten(ctx, h, r, now); more || err != nil {
 		return then{}, err
 	}
+	if r.Kind == KindWebhook {
+		return s.fly(ctx, h, r, limit, now)
+	}
 	standing := s.tellStanding(ctx, h, r, now)
-	due, next, err := s.pending(ctx, r, limit, h.fresh(r, limit), now)
+	due, next, err := s.pending(ctx, r, limit, now)
 	switch {
 	case err != nil:
 		return then{}, err
@@ -173,8 +181,6 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 			err = s.tidy(ctx, h, now)
 		}
 		return then{leave: true, until: sooner(next, standing)}, err
-	case r.Kind == KindWebhook:
-		return then{}, s.send(ctx, h, r, due)
 	}
 	if more, err := s.adopt(ctx, r, due, now); more || err != nil {
 		return then{}, err
@@ -191,25 +197,24 @@ func sooner(x, y time.Time) time.Time {
 }
 
 // pending returns what is due to a receiver, one message an alert, and when the
-// next one is. So many as fresh are, where more is due than the limit, the newest of those
-// that are new (pointed), and what was never tried goes first then.
-func (s *Service) pending(ctx context.Context, r *target, limit, fresh int, now time.Time) (due []*Delivery, next time.Time, err error) {
+// next one is.
+func (s *Service) pending(ctx context.Context, r *target, limit int, now time.Time) (due []*Delivery, next time.Time, err error) {
 	from, to := record.PendingSpan()
 	p, err := s.Store.Ledger.Query(ctx, ledger.Query{PK: record.OutboxPK(r.ID), From: from, To: to, Limit: limit})
 	if err != nil {
 		return nil, next, fmt.Errorf("read what is due: %w", err)
 	}
-	if fresh > 0 && len(p.Items) == limit {
-		if p.Items, err = s.withNewest(ctx, r, p.Items, fresh, now); err != nil {
-			return nil, next, err
-		}
-	}
-	p.Items = r.worthReading(p.Items, now)
-	if len(p.Items) == 0 {
+	return s.open(ctx, r, r.worthReading(p.Items, now), now)
+}
+
+// open reads the messages of pointers, and returns what is due, one an alert, and when the
+// next one is.
+func (s *Service) open(ctx context.Context, r *target, pointers []ledger.Item, now time.Time) (due []*Delivery, next time.Time, err error) {
+	if len(pointers) == 0 {
 		return nil, next, nil
 	}
 	var keys []ledger.Key
-	for _, it := range p.Items {
+	for _, it := range pointers {
 		keys = append(keys, record.DeliveryKey(r.ID, record.PendingOf(it.Key)))
 	}
 	items, err := s.getMany(ctx, keys)
@@ -217,7 +222,7 @@ func (s *Service) pending(ctx context.Context, r *target, limit, fresh int, now 
 		return nil, next, fmt.Errorf("read deliveries: %w", err)
 	}
 	alerts := map[string]bool{}
-	for i, it := range p.Items {
+	for i, it := range pointers {
 		d, err := decodeDelivery(items[keys[i]])
 		if err == nil && d.open() && !r.sendable(d) {
 			err = errUnreadable
@@ -245,9 +250,6 @@ func (s *Service) pending(ctx context.Context, r *target, limit, fresh int, now 
 			alerts[d.Alert] = true
 			due = append(due, d)
 		}
-	}
-	if fresh > 0 {
-		slices.SortStableFunc(due, newestFirst)
 	}
 	return due, next, nil
 }

@@ -65,7 +65,7 @@ type Delivery struct {
 	// before or told anew; the one that was taken is among them.
 	Tries int `json:"tries"`
 	// Early are those of them that were made before their time, since the receiver was
-	// changed: by them nothing is given up.
+	// changed, or that a webhook answered with its pace: by them nothing is given up.
 	Early int `json:"early,omitempty"`
 	// Planned is when a webhook's was to be sent that is due since the receiver was changed.
 	Planned    time.Time `json:"planned,omitzero"`

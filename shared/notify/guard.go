@@ -78,7 +78,7 @@ func (g guard) control(kind string, plain bool) func(context.Context, string, st
 const (
 	maxHeaderBytes = 16 << 10
 	maxIdle        = 30 * time.Second
-	perHost        = 8 // requests to one receiver at a time; several may be on one host
+	perHost        = 8 // requests to one receiver at a time, but for those that take long; several may be on one host
 )
 
 // dialer dials for receivers of the kind.

@@ -93,12 +93,12 @@ func (h *held) free(r *target, now time.Time) (bool, time.Time) {
 const loggedFails = 2
 
 // refusedMost is how much a webhook may refuse, and take nothing meanwhile, until it counts
-// as one that takes nothing: two rounds. A check of signatures that fails is often answered
+// as one that takes nothing. A check of signatures that fails is often answered
 // with 400.
 const refusedMost = 2 * webhookRound
 
-// enoughHold is for how long nothing is sent to a webhook that took some of a round, and had
-// enough then, where it does not say until when.
+// enoughHold is for how long nothing is sent to a webhook that took some, and had enough then,
+// where it does not say until when, and when what it had enough at is due again.
 const enoughHold = time.Second
 
 // came takes over what came of messages to an endpoint: where it took none, or asked for a

@@ -62,10 +62,10 @@ type held struct {
 	// read last.
 	lease time.Duration
 	asks  *asks
+	// flights are what a webhook has not answered yet.
+	flights *flights
 	// news: what is held is not kept as it is.
 	news bool
-	// failing: of the last round a webhook did not take all messages.
-	failing bool
 }
 
 // due is when to look at a lane that somebody else may hold, since a message is
@@ -119,7 +119,7 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 		l = lane{} // it begins anew
 	}
 	l.Holder = holder
-	h := &held{receiver: receiver, lane: l, version: it.Version, due: it.Due, lease: lease, asks: newAsks()}
+	h := &held{receiver: receiver, lane: l, version: it.Version, due: it.Due, lease: lease, asks: newAsks(), flights: newFlights()}
 	err = s.keep(ctx, h)
 	if errors.Is(err, ledger.ErrConflict) {
 		return nil, nil // whoever it was made it due, or holds it
@@ -135,6 +135,9 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 	}
 	if d, ok := s.doubts.LoadAndDelete(receiver); ok { // it is whose the lane is
 		h.asks.doubts = d.(*doubts)
+	}
+	if t, ok := s.turns.LoadAndDelete(receiver); ok {
+		h.flights.line.turns = t.(turns)
 	}
 	return h, nil
 }
@@ -154,6 +157,9 @@ func (s *Service) leave(ctx context.Context, h *held, due time.Time) error {
 	}
 	l.Holder, l.Lease = "", time.Time{}
 	known := s.remember(h) // before another may take the lane
+	if h.flights != nil && len(h.flights.line.rules) > 0 {
+		s.turns.Store(h.receiver, h.flights.line.turns)
+	}
 	err := s.putLane(ctx, h, l, due)
 	if known != nil && errors.Is(err, ledger.ErrConflict) && s.doubts.CompareAndDelete(h.receiver, known) {
 		h.asks.doubts = known // it may go on here

@@ -56,6 +56,8 @@ type Service struct {
 
 	// doubts has, by receiver, what its Alertmanagers refused, while nobody here has its lane.
 	doubts sync.Map
+	// turns has, by receiver, whose turn it is of what a webhook was never sent, likewise.
+	turns sync.Map
 
 	once    sync.Once
 	clients map[string]*http.Client

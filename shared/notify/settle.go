@@ -49,7 +49,7 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 		n.Tries++
 		n.LastAt = now
 	}
-	if n.Planned = (time.Time{}); isAhead(d.Planned, now) {
+	if n.Planned = (time.Time{}); isAhead(d.Planned, now) || d.Push == nil && a.paces() {
 		n.Early++
 	}
 	switch {
@@ -156,7 +156,10 @@ func (s *Service) nextTry(r *target, d *Delivery, now time.Time, pause time.Dura
 		if n > len(pauses) && age >= minAge || age > maxAge {
 			return time.Time{}
 		}
-		if wait = s.spread(pauses[min(n, len(pauses))-1]); isAhead(planned, now) {
+		if d.LastStatus == http.StatusTooManyRequests || pause > 0 { // it says nothing of the message
+			return now.Add(max(enoughHold, min(pause, maxHold))).Truncate(time.Millisecond)
+		}
+		if wait = s.spread(pauses[min(max(n, 1), len(pauses))-1]); isAhead(planned, now) {
 			wait = max(planned.Sub(now), s.spread(pauses[0]))
 		}
 	}

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync"
 	"time"
 
-	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -46,32 +44,13 @@ func (s *Service) room(ctx context.Context, r *target) int {
 // whoever waits for that be gone: they answer what they were told before it, and then it.
 func (t *target) postponed() time.Duration { return 2 * (t.timeout() + patience) }
 
-// longest is how long a whole round may take.
+// longest is more than what is under way may take: a lane is kept when half of its lease is
+// over.
 func (t *target) longest() time.Duration { return webhookRound / perHost * t.timeout() }
 
 // lease is how long a lane is held for a round: past it, others take the holder for
 // dead. Where one process alone has the ledger, the next knows sooner (Release).
 func (t *target) lease() time.Duration { return t.longest() + leaseBeyond }
-
-// changed returns what tells whether a receiver was changed, or deleted, since it was read.
-// It looks once in lookAgain.
-func (s *Service) changed(ctx context.Context, r *target) func() bool {
-	var (
-		mu     sync.Mutex
-		looked = time.Now()
-		is     bool
-	)
-	return func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		if is || time.Since(looked) < lookAgain {
-			return is
-		}
-		it, err := s.Store.Ledger.Get(ctx, record.ReceiverKey(r.ID))
-		is, looked = errors.Is(err, ledger.ErrNotFound) || err == nil && it.Version != r.Revision, time.Now()
-		return is
-	}
-}
 
 func (s *Service) target(ctx context.Context, receiver string) (*target, error) {
 	it, err := s.Store.Ledger.Get(ctx, record.ReceiverKey(receiver))

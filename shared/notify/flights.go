@@ -1,0 +1,250 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+)
+
+// A webhook is sent several messages at once, and none waits for the answer to another, but
+// for one of its own alert. One that has no answer for long leaves its place to the next, so
+// that what a webhook hangs on keeps nothing else back.
+
+// inFlight is a message to a webhook that is not answered yet.
+type inFlight struct {
+	d     *Delivery
+	began time.Time
+	taken int // of the flights, when it began
+}
+
+// landing is what came of one, which is kept by then.
+type landing struct {
+	*inFlight
+	answer answer
+	cut    bool  // it is not known what came of it
+	err    error // of keeping it
+}
+
+// flights are the messages to a webhook that are not answered yet. They are one goroutine's;
+// only landings is written to by others.
+type flights struct {
+	out      map[string]*inFlight // by id
+	landings chan landing
+	early    []landing // that await took from landings
+	revision int64     // of the receiver that they go to
+	// taken counts the messages that were.
+	taken int
+	// answers are those that came has yet to be told of.
+	answers []answer
+	// err is why what came of some is not kept.
+	err  error
+	line line
+}
+
+func newFlights() *flights {
+	return &flights{out: map[string]*inFlight{}, landings: make(chan landing, webhookRound)}
+}
+
+// quick is how many are out for less than a time.
+func (f *flights) quick(than time.Duration) (n int) {
+	for _, x := range f.out {
+		if time.Since(x.began) < than {
+			n++
+		}
+	}
+	return n
+}
+
+// suspects is how many are out that failed before.
+func (f *flights) suspects() (n int) {
+	for _, x := range f.out {
+		if !x.d.untried() {
+			n++
+		}
+	}
+	return n
+}
+
+// of tells whether one of an alert is out.
+func (f *flights) of(alert string) bool {
+	for _, x := range f.out {
+		if x.d.Alert == alert {
+			return true
+		}
+	}
+	return false
+}
+
+// free is how many more may be sent: perHost at once, and the fewer, the more have been out
+// for long, up to webhookRound in all, so that there is room for what is new. Where as many
+// failed as the limit, or were refused as may be, it is judged first (came).
+func (f *flights) free(limit, refused int, long time.Duration) int {
+	if f.paced() {
+		return 0
+	}
+	quick, each := f.quick(long), webhookRound/perHost
+	slow := len(f.out) - quick
+	n := min((webhookRound-slow+each-1)/each-quick, limit-len(f.answers)-len(f.out))
+	if refused < refusedMost {
+		n = min(n, refusedMost-refused-len(f.out))
+	}
+	return max(0, n)
+}
+
+// paced tells whether one was answered that the webhook has enough.
+func (f *flights) paced() bool {
+	return slices.ContainsFunc(f.answers, func(a answer) bool { return a.paces() })
+}
+
+// await waits until there is a landing, or there may be something new to send.
+func (f *flights) await(ctx context.Context) {
+	again := time.NewTimer(lookAgain)
+	defer again.Stop()
+	select {
+	case x := <-f.landings:
+		f.early = append(f.early, x)
+	case <-again.C:
+	case <-ctx.Done():
+	}
+}
+
+// next returns a landing that is there.
+func (f *flights) next() (landing, bool) {
+	if len(f.early) > 0 {
+		x := f.early[0]
+		f.early = f.early[1:]
+		return x, true
+	}
+	select {
+	case x := <-f.landings:
+		return x, true
+	default:
+		return landing{}, false
+	}
+}
+
+// end waits for all that are out: what is cut off, since its context ended, is due still.
+func (f *flights) end() {
+	for range len(f.out) - len(f.early) {
+		<-f.landings
+	}
+	clear(f.out)
+	f.early = nil
+}
+
+// idle tells whether no answer is waited for.
+func (h *held) idle() bool { return len(h.asks.out) == 0 && len(h.flights.out) == 0 }
+
+// await waits for an answer, but not for long.
+func (h *held) await(ctx context.Context) {
+	if len(h.flights.out) > 0 {
+		h.flights.await(ctx)
+		return
+	}
+	h.asks.await(ctx)
+}
+
+// drop ends all that is under way.
+func (h *held) drop() {
+	h.asks.drop()
+	h.flights.end()
+}
+
+// begin sends a message, and keeps what comes of it.
+func (s *Service) begin(ctx context.Context, f *flights, r *target, d *Delivery) {
+	x := &inFlight{d, time.Now(), f.taken}
+	f.out[d.ID], f.revision = x, r.Revision
+	go func() {
+		a := s.webhook(ctx, r, d.Event, d.Payload)
+		if ctx.Err() != nil {
+			f.landings <- landing{inFlight: x, cut: true}
+			return
+		}
+		f.landings <- landing{inFlight: x, answer: a, err: unlessOther(s.settle(ctx, r, d, a), d)}
+	}()
+}
+
+// land takes over what came of messages. waits: others are out still, of which the receiver
+// knows no more (nil: it is gone), or what came of one is not kept; nothing is sent until
+// they are answered.
+func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err error) {
+	f, refused := h.flights, []*Delivery(nil)
+	other := r == nil || r.Revision != f.revision
+	for x, ok := f.next(); ok; x, ok = f.next() {
+		delete(f.out, x.d.ID)
+		f.err = errors.Join(f.err, x.err)
+		if x.cut || other {
+			continue
+		}
+		if x.answer.refuses() && x.d.LastError == "" {
+			refused = append(refused, x.d)
+		}
+		f.came(&x, !h.lane.heldUntil(r.endpoints()[0], s.now()).IsZero())
+	}
+	if len(refused) > 0 {
+		s.Logger.WarnContext(ctx, "a receiver refuses messages", "receiver", r.Name, "id", r.ID, "messages", len(refused), "first", refused[0].ID)
+	}
+	if other || f.err != nil {
+		if len(f.out) > 0 {
+			return true, nil
+		}
+		err, f.err, f.answers = f.err, nil, nil
+		return false, err
+	}
+	s.judge(ctx, h, r, false)
+	return false, nil
+}
+
+// came notes an answer. One that failed says nothing of the webhook when that took another
+// since it was sent that, or has a pause already.
+func (f *flights) came(x *landing, held bool) {
+	took := x.answer.taken()
+	if held && !took && x.answer.pause == 0 {
+		return
+	}
+	if took {
+		f.taken++
+		f.line.taken(x.d.ID)
+	} else if f.taken > x.taken {
+		f.answers = append(f.answers, answer{status: http.StatusOK})
+	}
+	f.answers = append(f.answers, x.answer)
+}
+
+// judge has what was answered decide whether the webhook is given a pause (came): at once
+// where it has none and is there, else when none is to be answered soon, over.
+func (s *Service) judge(ctx context.Context, h *held, r *target, over bool) bool {
+	f, to := h.flights, r.endpoints()[0]
+	was := h.lane.Holds[to.url]
+	there := was.Error == "" && slices.ContainsFunc(f.answers, func(a answer) bool { return a.there(r.Kind) })
+	if len(f.answers) == 0 || !over && (!there || f.paced()) {
+		return false
+	}
+	s.came(ctx, h, r, to, f.answers)
+	f.answers = nil
+	is := h.lane.Holds[to.url]
+	h.news = h.news || is.Error != was.Error || is.Until != was.Until
+	return true
+}
+
+// fly sends a webhook what is due, as far as there is room.
+func (s *Service) fly(ctx context.Context, h *held, r *target, limit int, now time.Time) (then, error) {
+	f, long := h.flights, s.waits()
+	n := f.free(limit, h.lane.Holds[r.URL].Refused, long)
+	due, next, err := s.choose(ctx, h, r, n, now)
+	if err != nil {
+		return then{}, err
+	}
+	for _, d := range due {
+		s.begin(ctx, f, r, d)
+	}
+	switch {
+	case len(due) == 0 && f.quick(long) == 0 && s.judge(ctx, h, r, true):
+		return then{}, nil
+	case len(f.out) > 0:
+		return then{leave: true}, nil
+	}
+	return then{leave: true, until: next}, s.tidy(ctx, h, now)
+}
