@@ -67,6 +67,8 @@ type Delivery struct {
 	// Early are those of them that were made before their time, since the receiver was
 	// changed, or that a webhook answered with its pace: by them nothing is given up.
 	Early int `json:"early,omitempty"`
+	// Paced are those of them by which nothing is known of the message (answer.paces).
+	Paced int `json:"paced,omitempty"`
 	// Planned is when a webhook's was to be sent that is due since the receiver was changed.
 	Planned    time.Time `json:"planned,omitzero"`
 	LastAt     time.Time `json:"last_at,omitzero"`

@@ -50,9 +50,14 @@ type doubt struct {
 	parts map[string]suspect // by message
 	made  int                // how many parts were made
 	// row has the first messages of the parts that failed since something was answered
-	// otherwise; where they are many, no part is told before rest.
-	row  map[string]bool
-	rest time.Time
+	// otherwise; where they are many, or it takes nothing, no part is told before rest, which
+	// was set so often.
+	row   map[string]bool
+	rest  time.Time
+	rests int
+	// err is with what it failed last, and since is when it was told by who knows this.
+	err   string
+	since time.Time
 	// said is what it refused with last, tries how often it did since began, of each minute.
 	said  answer
 	tries int
@@ -79,23 +84,31 @@ func (d *doubt) clean(q *queue, most int, flies map[string]bool) []string {
 	})
 }
 
-// part takes a part of what was not taken out of a queue, first what was not refused alone.
-func (d *doubt) part(q *queue, most int, flies map[string]bool) []string {
+// part takes a part of what was not taken out of a queue that may be told now, first what was
+// not refused alone.
+func (d *doubt) part(q *queue, most int, flies map[string]bool, now time.Time) []string {
 	part, alone, some := 0, true, false
+	may := func(id string) bool {
+		_, is := d.parts[id]
+		return is && !flies[id] && d.waits(id, now).IsZero()
+	}
 	for _, id := range q.ids {
-		if x, is := d.parts[id]; is && !flies[id] && (!some || alone && !x.alone) {
+		if x := d.parts[id]; may(id) && (!some || alone && !x.alone) {
 			part, alone, some = x.part, x.alone, true
 		}
 	}
-	return q.take(most, func(id string) bool {
-		x, is := d.parts[id]
-		return is && x.part == part && !flies[id]
-	})
+	return q.take(most, func(id string) bool { return may(id) && d.parts[id].part == part })
 }
 
 // recall notes of what is to be told that it was not taken when it was tried last, as who
 // told it then knew, who may be gone: together, by somebody.
 func (d *doubt) recall(ws []*word, now time.Time) {
+	if d.since.IsZero() {
+		d.since = now
+	}
+	if now.Sub(d.since) > 2*resend { // all that it was told before was due since
+		return
+	}
 	made := false
 	for _, w := range ws {
 		if _, is := d.parts[w.d.ID]; is || len(d.parts) >= maxDoubts || !w.d.failed() || w.d.Tries == 0 {
@@ -211,12 +224,13 @@ func (d *doubt) refused(parts [][]*word, said answer, now time.Time) (on []*word
 // were before, or that took long. Each is asked again after a pause by how often that was.
 func (d *doubt) failed(f *flight, said answer, pause func(fails int) time.Duration, now time.Time) {
 	parts := [][]*word{f.words}
-	if f.suspects || said.late {
+	if d.err = said.err; f.suspects || said.late {
 		parts = partsOf(f.words)
 	}
 	if f.suspects {
-		if d.row[f.words[0].d.ID] = true; len(d.row) > suspectsAtOnce { // as one that takes nothing
-			d.rest = now.Add(pause(len(d.row) - suspectsAtOnce)).Truncate(time.Millisecond)
+		if d.row[f.words[0].d.ID] = true; f.failing || len(d.row) > suspectsAtOnce {
+			d.rests++
+			d.rest = now.Add(pause(d.rests)).Truncate(time.Millisecond)
 		}
 	}
 	d.divide(parts, now, func(x suspect) suspect {
@@ -250,7 +264,7 @@ func (s *Service) doubt(ctx context.Context, h *held, r *target, a *reply) {
 	d := h.asks.doubts.of(r, a.to)
 	if a.answer.there(r.Kind) {
 		clear(d.row)
-		d.rest = time.Time{}
+		d.rest, d.rests = time.Time{}, 0
 	}
 	switch {
 	case a.answer.taken():
@@ -280,13 +294,11 @@ func (s *Service) remember(h *held) *doubts {
 	if h.asks == nil {
 		return nil
 	}
-	for _, d := range h.asks.doubts.by {
-		if len(d.parts) > 0 {
-			known := h.asks.doubts
-			h.asks.doubts = &doubts{}
-			s.doubts.Store(h.receiver, known)
-			return known
-		}
+	known := h.asks.doubts
+	if len(known.by) == 0 {
+		return nil
 	}
-	return nil
+	h.asks.doubts = &doubts{}
+	s.doubts.Store(h.receiver, known)
+	return known
 }

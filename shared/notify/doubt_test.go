@@ -190,7 +190,7 @@ func TestDoubtsAreBounded(t *testing.T) {
 	if got := d.clean(q, maxDoubts, nil); len(got) != 1+100 || got[0] != "new" {
 		t.Errorf("first %d are told", len(got))
 	}
-	if got, want := d.part(q, maxDoubts, nil), ids[:(len(ids)+doubtParts-1)/doubtParts]; !slices.Equal(got, want) {
+	if got, want := d.part(q, maxDoubts, nil, t0), ids[:(len(ids)+doubtParts-1)/doubtParts]; !slices.Equal(got, want) {
 		t.Errorf("then %q", got)
 	}
 	if on := d.refused(inParts(wordsOf("0")), answer{status: 400}, t0.Add(doubtKept)); len(on) != 0 || !d.parts["0"].alone || len(d.parts) != maxDoubts {
@@ -403,5 +403,66 @@ func TestFailsOnAlerts(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// An alert on which one fails is asked for at its pauses, and not each time that another,
+// which hangs, is looked after.
+func TestFailsBesideOneThatHangs(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = time.Millisecond
+	x := newRefuser(t, p, "bad")
+	x.fails = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }
+	close(x.let)
+	slow, opens := newGate(t, p, 200)
+	r, _ := p.receiver(Spec{Name: "ha", Kind: KindAlertmanager, URLs: []string{slow.URL, x.URL}, Timeout: alert.Duration(MaxTimeout)})
+	p.begins("bad", 1)
+	done := p.delivering(r)
+	asked := func(n int) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("it is asked %d times", n), func() bool { return len(x.all()) == n })
+	}
+	asked(1)
+	eventually(t, "it is held", func() bool {
+		l, _ := p.laneOf(r)
+		return l.Holds[x.URL].Fails == 1
+	})
+	p.begins("ok", 1) // held still
+	p.advance(3 * time.Second)
+	asked(3) // apart: what it failed on, and what is new
+	for i := range 5 {
+		name := fmt.Sprintf("late%d", i)
+		p.begins(name, 1)
+		eventually(t, "it knows what is new", func() bool { return slices.Contains(x.firing(p.clock()), name+"-000") })
+	}
+	if n := len(x.all()); n != 3+5 {
+		t.Errorf("it was asked %d times", n)
+	}
+	opens()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A pause that one asks for outlasts what it answers to what it was sent before.
+func TestAskedPauseOutlasts(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{"https://127.0.0.1:9093"}})
+	tr, err := p.target(t.Context(), r.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, to := &held{receiver: r.ID, asks: newAsks()}, tr.endpoints()[0]
+	p.came(t.Context(), h, tr, to, []answer{{status: 429, err: "answered 429", pause: time.Minute}})
+	for _, a := range []answer{{status: 200}, {status: 400, err: "answered 400"}, {status: 500, err: "answered 500"}} {
+		if p.came(t.Context(), h, tr, to, []answer{a}); !h.lane.heldUntil(to, p.clock()).Equal(p.clock().Add(time.Minute)) {
+			t.Errorf("held after %d: %+v", a.status, h.lane.Holds)
+		}
+	}
+	p.advance(time.Minute)
+	if p.came(t.Context(), h, tr, to, []answer{{status: 200}}); len(h.lane.Holds) != 0 {
+		t.Errorf("held after the pause: %+v", h.lane.Holds)
 	}
 }

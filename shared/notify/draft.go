@@ -140,9 +140,10 @@ func (s *Service) message(ctx context.Context, b *draft, p *pair, now time.Time)
 	}
 	d := newDelivery(webhookID(p.r.ID, p.e.ID), p.r, p.e, p.a, now)
 	d.First = !was
-	if before := s.toldBy(ctx, it); was && before != "" {
+	if was {
+		before := s.toldBy(ctx, it)
 		is, _ := b.get(record.DeliveryKey(p.r.ID, before))
-		if d.First = !isOpen(is); !d.First {
+		if d.First = before != "" && !isOpen(is); !d.First {
 			d.After = before
 		}
 	}

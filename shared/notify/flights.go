@@ -3,7 +3,6 @@ package notify
 import (
 	"context"
 	"errors"
-	"net/http"
 	"slices"
 	"time"
 )
@@ -78,17 +77,22 @@ func (f *flights) of(alert string) bool {
 }
 
 // free is how many more may be sent: perHost at once, and the fewer, the more have been out
-// for long, up to webhookRound in all, so that there is room for what is new. Where as many
-// failed as the limit, or were refused as may be, it is judged first (came).
-func (f *flights) free(limit, refused int, long time.Duration) int {
+// for long, up to webhookRound in all, so that there is room for what is new; of one that
+// fails all count. Where as many failed as the limit, or were refused as may be, it is judged
+// first (came).
+func (f *flights) free(limit int, was hold, long time.Duration) int {
 	if f.paced() {
 		return 0
 	}
 	quick, each := f.quick(long), webhookRound/perHost
 	slow := len(f.out) - quick
-	n := min((webhookRound-slow+each-1)/each-quick, limit-len(f.answers)-len(f.out))
-	if refused < refusedMost {
-		n = min(n, refusedMost-refused-len(f.out))
+	busy := quick
+	if was.Fails > 0 {
+		busy = len(f.out)
+	}
+	n := min((webhookRound-slow+each-1)/each-quick, limit-len(f.answers)-busy)
+	if was.Refused < refusedMost {
+		n = min(n, refusedMost-was.Refused-len(f.out))
 	}
 	return max(0, n)
 }
@@ -193,7 +197,7 @@ func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err
 		err, f.err, f.answers = f.err, nil, nil
 		return false, err
 	}
-	s.judge(ctx, h, r, false)
+	s.judge(ctx, h, r, len(f.out) == 0 && f.paced())
 	return false, nil
 }
 
@@ -207,9 +211,8 @@ func (f *flights) came(x *landing, held bool) {
 	if took {
 		f.taken++
 		f.line.taken(x.d.ID)
-	} else if f.taken > x.taken {
-		f.answers = append(f.answers, answer{status: http.StatusOK})
 	}
+	x.answer.others = f.taken > x.taken
 	f.answers = append(f.answers, x.answer)
 }
 
@@ -218,7 +221,7 @@ func (f *flights) came(x *landing, held bool) {
 func (s *Service) judge(ctx context.Context, h *held, r *target, over bool) bool {
 	f, to := h.flights, r.endpoints()[0]
 	was := h.lane.Holds[to.url]
-	there := was.Error == "" && slices.ContainsFunc(f.answers, func(a answer) bool { return a.there(r.Kind) })
+	there := was.Error == "" && slices.ContainsFunc(f.answers, func(a answer) bool { return a.there(r.Kind) || a.others })
 	if len(f.answers) == 0 || !over && (!there || f.paced()) {
 		return false
 	}
@@ -232,7 +235,7 @@ func (s *Service) judge(ctx context.Context, h *held, r *target, over bool) bool
 // fly sends a webhook what is due, as far as there is room.
 func (s *Service) fly(ctx context.Context, h *held, r *target, limit int, now time.Time) (then, error) {
 	f, long := h.flights, s.waits()
-	n := f.free(limit, h.lane.Holds[r.URL].Refused, long)
+	n := f.free(limit, h.lane.Holds[r.URL], long)
 	due, next, err := s.choose(ctx, h, r, n, now)
 	if err != nil {
 		return then{}, err

@@ -55,4 +55,4 @@ func (a *answer) paces() bool { return a.status == http.StatusTooManyRequests ||
 
 // untried tells whether nothing is known of a webhook's message: it was never tried, or but
 // for the pace (paces) it might have been taken.
-func (d *Delivery) untried() bool { return d.Tries == d.Early }
+func (d *Delivery) untried() bool { return d.Tries == d.Paced }

@@ -309,3 +309,19 @@ func TestTakesOneASecond(t *testing.T) {
 		t.Errorf("%d requests in %d s", n, seconds)
 	}
 }
+
+// Nothing of a webhook that takes what it is told counts as unreadable.
+func TestNothingIsUnreadable(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	s := newSite(t, p, nil)
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
+	a := p.alert("hot")
+	for _, typ := range []string{alert.TypeFiring, alert.TypeFlapping, alert.TypeResolved} {
+		p.tell(typ, a)
+		p.run()
+	}
+	if n := p.Metrics.Read().Unread; n != 0 || len(p.deliveries(r, Delivered)) != 3 {
+		t.Errorf("%d could not be read, %d were taken", n, len(p.deliveries(r, Delivered)))
+	}
+}

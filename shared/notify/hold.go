@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -18,6 +19,8 @@ type hold struct {
 	Fails int       `json:"fails,omitempty"` // how often in a row it took nothing
 	Until time.Time `json:"until"`           // when it is tried again
 	Error string    `json:"error"`
+	// Asked: it asked for the pause.
+	Asked bool `json:"asked,omitempty"`
 	// Refused counts what a webhook refused since it took anything.
 	Refused int `json:"refused,omitempty"`
 }
@@ -110,7 +113,7 @@ func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, ans
 	enough := slices.ContainsFunc(answers, func(a answer) bool { return a.status == http.StatusTooManyRequests })
 	for _, a := range answers {
 		pause, took = max(pause, a.pause), took || a.taken()
-		if a.there(r.Kind) {
+		if a.there(r.Kind) || a.others {
 			failed = false
 		}
 		if r.Kind == KindWebhook && a.refuses() {
@@ -126,9 +129,11 @@ func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, ans
 	}
 	switch {
 	case pause > 0:
-		if next.Until = now.Add(min(pause, maxHold)); !failed {
+		if next.Asked, next.Until = true, now.Add(min(pause, maxHold)); !failed {
 			next.Error = "it asked for a pause"
 		}
+	case was.Asked && isAhead(was.Until, now): // what it was sent before that says nothing of it
+		next.Asked, next.Until, next.Error = true, was.Until, cmp.Or(next.Error, was.Error)
 	case failed:
 		next.Until = now.Add(s.failHold(r.Kind, next.Fails))
 	case enough:

@@ -21,6 +21,7 @@ type answer struct {
 	pause  time.Duration // that the receiver asks for
 	gone   bool          // 410
 	late   bool          // there was none in time
+	others bool          // a webhook took another message since it was sent this one
 	body   string        // its beginning
 	// The rest is of one of several Alertmanagers. at is where it is among them, until when
 	// nothing is sent there, notAsked that nothing was for that, and cut that it is not
@@ -43,14 +44,20 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 	now := s.now()
 	n := *d
 	if !d.failed() {
-		n.Tries, n.Early = 0, 0 // none, or an Alertmanager's that was taken and is told again
+		n.Tries, n.Early, n.Paced = 0, 0, 0 // none, or an Alertmanager's that was taken and is told again
 	}
 	if n.LastStatus, n.LastError = a.status, a.err; !a.notAsked {
 		n.Tries++
 		n.LastAt = now
 	}
-	if n.Planned = (time.Time{}); isAhead(d.Planned, now) || d.Push == nil && a.paces() {
+	paced := d.Push == nil && a.paces()
+	if isAhead(d.Planned, now) || paced {
 		n.Early++
+	}
+	if paced {
+		n.Paced++
+	} else {
+		n.Planned = time.Time{}
 	}
 	switch {
 	case a.taken() && d.Push != nil && d.Push.EndsAt == nil:

@@ -158,11 +158,16 @@ func notAsked(since string, until time.Time) answer {
 }
 
 // answered takes over what one Alertmanager answered. That it fails on a part of what it did
-// not take before says nothing of the rest, where it took something since it failed.
+// not take before says nothing of the rest, where it took something since it failed; where it
+// did not, that counts, but holds back nothing else.
 func (s *Service) answered(ctx context.Context, h *held, r *target, a *reply) {
 	there, was := a.answer.there(r.Kind), h.lane.Holds[a.to.url]
 	if there || !a.suspects || a.failing && was.Fails > 0 || a.answer.pause > 0 {
 		s.came(ctx, h, r, a.to, []answer{a.answer})
+		if is := h.lane.Holds[a.to.url]; a.suspects && is.Fails > 0 && !is.Asked {
+			is.Until = was.Until
+			h.lane.Holds[a.to.url] = is
+		}
 		h.news = h.news || h.lane.Holds[a.to.url] != was
 	}
 	s.doubt(ctx, h, r, a)
@@ -180,7 +185,7 @@ func (s *Service) tellOne(ctx context.Context, h *held, r *target, to endpoint, 
 	}
 	doubt.recall(h.asks.are(q.ids), now)
 	for _, w := range h.asks.are(q.take(len(q.ids), func(id string) bool { return !doubt.waits(id, now).IsZero() })) {
-		came(w, to, notAsked(cmp.Or(doubt.parts[w.d.ID].err, doubt.said.err), doubt.waits(w.d.ID, now)))
+		came(w, to, notAsked(cmp.Or(doubt.parts[w.d.ID].err, doubt.err), doubt.waits(w.d.ID, now)))
 	}
 	suspects, busy, flies := h.asks.to(to)
 	failing, most := h.lane.Holds[to.url].Fails > 0, doubt.most(now)
@@ -193,7 +198,7 @@ func (s *Service) tellOne(ctx context.Context, h *held, r *target, to endpoint, 
 		}
 	}
 	for ; suspects < most; suspects++ {
-		ws := h.asks.are(doubt.part(q, s.pushAtMost(), flies))
+		ws := h.asks.are(doubt.part(q, s.pushAtMost(), flies, now))
 		if len(ws) == 0 {
 			return
 		}
