@@ -168,6 +168,39 @@ func TestUnbegunIsNeverUnknown(t *testing.T) {
 	}
 }
 
+// TestBegunBehindAdmission: a step that was begun, and whose probe makes something that
+// admission lets nobody make, is asked for until it does, under one lease, and shown.
+func TestBegunBehindAdmission(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		b.loses("cordon")
+		var mended atomic.Bool
+		b.exec.probe["cordon"] = func(*executor.Task) executor.Finding {
+			if mended.Load() {
+				return executor.Found("it holds")
+			}
+			f := executor.Unknown(codeAdmission, "the API server cannot call admission webhook guard")
+			f.Blocker = &protocol.Blocker{Code: codeAdmission, Resource: "cluster", Rule: "webhook/guard"}
+			return f
+		}
+		b.start()
+		op := b.plane.submit("webhook", time.Hour, drainPlan()...)
+		b.plane.wait(t, time.Minute, "the webhook is named", func() bool {
+			s := b.plane.ops[op].State
+			x := standing(s)
+			return s.Generation == 2 && x != nil && x.Rule == "webhook/guard"
+		})
+		time.Sleep(10 * time.Minute) // the bubble's time
+		if s := b.plane.state(op); s.Generation != 2 || s.Lease == nil || s.Waiting != nil {
+			t.Errorf("after a while: generation %d, lease %+v, waiting %+v", s.Generation, s.Lease, s.Waiting)
+		}
+		mended.Store(true)
+		s := b.plane.ended(t, op, 2*time.Minute)
+		if s.Phase != operation.Succeeded || s.Generation != 2 || !slices.Equal(b.world.issued(), []string{"cordon/1", "evict/2"}) {
+			t.Errorf("ended %s, generation %d, issued %v: %+v", s.Phase, s.Generation, b.world.issued(), s.Result)
+		}
+	})
+}
+
 // TestUnbegunIsAskedForOnce: what does not answer for one step that never began is not
 // asked for the next ones: each would take as long as a read may, and change nothing.
 func TestUnbegunIsAskedForOnce(t *testing.T) {

@@ -36,7 +36,8 @@ func (r *run) noteAnswer(w *settling) {
 // read its roles, so that a denial counts as silence until steps believe it as well,
 // also where this lease has met no silence: it may have begun after that. And a step
 // that was never begun is not unknown, so that there is nothing for a person to say of
-// it: it waits until it has the right, and until whatever else keeps it is over.
+// it: it waits until it has the right, and until whatever else keeps it is over. So does any
+// step whose probe has to make something that tells, which admission lets nobody make.
 func (w *settling) unanswered(s *stepState, f executor.Finding, asked time.Duration) bool {
 	if f.Phase != operation.StepUnknown {
 		return false
@@ -58,7 +59,7 @@ func (w *settling) unanswered(s *stepState, f executor.Finding, asked time.Durat
 		}
 		return !s.begun && !w.restored || !w.believed(asked)
 	}
-	if s.begun || w.restored {
+	if (s.begun || w.restored) && f.ErrorCode != codeAdmission {
 		return false
 	}
 	w.silent, w.denied = nil, nil

@@ -13,10 +13,11 @@ import (
 )
 
 // codeSilent is what executors say when whatever they work on does not answer,
-// codeForbidden when a right is missing.
+// codeForbidden when a right is missing, codeAdmission when admission lets nothing through.
 const (
 	codeSilent    = "api_unavailable"
 	codeForbidden = "forbidden"
+	codeAdmission = "admission_refused"
 )
 
 // codeAnswered is the code of the note that either is over.

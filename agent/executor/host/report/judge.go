@@ -22,7 +22,7 @@ func (a *Answer) Proven(uuid string) (verified, open string) {
 	if a.XIDsRead {
 		return verified + ", and it reported no error since the reset", ""
 	}
-	return verified, fmt.Sprintf("that GPU %s reported no XID since the reset: the kernel's log of its host was not read", uuid)
+	return verified, fmt.Sprintf("that GPU %s reported no XID since the reset: it is not known that the kernel's log of its host was read", uuid)
 }
 
 // Refusal tells what stands in the way of a reset, whoever holds the device. ""

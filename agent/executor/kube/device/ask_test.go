@@ -221,7 +221,7 @@ func TestVerifiedWithoutTheKernelsLog(t *testing.T) {
 		open        string // what is not verified
 	}{
 		"it was read":         {read: true, asked: true},
-		"it was not":          {asked: true, open: "that GPU " + fakeUUID + " reported no XID since the reset: the kernel's log of its host was not read"},
+		"it was not":          {asked: true, open: "that GPU " + fakeUUID + " reported no XID since the reset: it is not known that the kernel's log of its host was read"},
 		"another lease asked": {open: "that GPU " + fakeUUID + " reported no XID since the reset: another lease had the host's word"},
 	} {
 		e, client, _ := fakes(t)

@@ -43,15 +43,16 @@ func isKept(p *corev1.Pod) bool {
 }
 
 // unremoved says which finalizers keep a pod that was told to stop; empty: none do yet.
-// Of those that a controller removes that is so once the pod's grace is over, or it has
-// ended for a while.
+// Of those that a controller removes that is so once the pod has ended for a while, or,
+// where nobody tells when it did, its grace is over for one.
 func unremoved(p *corev1.Pod, now time.Time) (rule, why string) {
 	var said []string
 	over, at := !now.Before(p.DeletionTimestamp.Time), endedAt(p)
 	if list := lasting(p); len(list) > 0 && (over || isFinished(p)) {
 		rule, said = list[0], append(said, fmt.Sprintf("its finalizer %s is not removed", strings.Join(list, ", ")))
 	}
-	late := over && isKept(p) || !at.IsZero() && now.Sub(at) > removedWithin && now.Sub(askedAt(p)) > removedWithin
+	late := !at.IsZero() && now.Sub(at) > removedWithin && now.Sub(askedAt(p)) > removedWithin ||
+		at.IsZero() && isKept(p) && now.Sub(p.DeletionTimestamp.Time) > removedWithin
 	for _, f := range p.Finalizers {
 		who := removers[f]
 		if who == "" || !late {
@@ -84,9 +85,9 @@ func endedAt(p *corev1.Pod) (at time.Time) {
 
 // unremovedSince is since when a finalizer keeps a pod that was told to stop.
 func unremovedSince(p *corev1.Pod, rule string) time.Time {
-	since := askedAt(p)
-	if at := endedAt(p); removers[rule] != "" && at.After(since) {
-		return at
+	since, at := askedAt(p), endedAt(p)
+	if removers[rule] != "" && (at.After(since) || isReleased(p) && !at.IsZero()) {
+		return at // a deletion without grace is one of later, as a rule by the kubelet that saw the end
 	}
 	return since
 }

@@ -33,7 +33,13 @@ func endedAgo(d time.Duration) func(p *corev1.Pod) {
 	}
 }
 
-func released(p *corev1.Pod) { p.DeletionGracePeriodSeconds = ptr.To[int64](0) }
+// released is a pod that its kubelet deleted without grace so long ago, since it has
+// stopped; the API server sets the time anew (1.37), or leaves that of before.
+func released(ago time.Duration) func(p *corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = ptr.To(metav1.NewTime(time.Now().Add(-ago))), ptr.To[int64](0)
+	}
+}
 
 // What keeps a pod of a Job that stopped is its finalizer, and the controller that does
 // not remove it, not its kubelet.
@@ -52,9 +58,12 @@ func TestWhoKeepsPodsOfJobs(t *testing.T) {
 		"it ended, nobody tells when":   {pod: []func(p *corev1.Pod){ago(time.Minute), phase(corev1.PodSucceeded)}, code: "finalizer", says: says, since: time.Minute},
 		"in its grace":                  {pod: []func(p *corev1.Pod){ago(5 * time.Second), endedAgo(time.Second)}, code: "terminating", since: 5 * time.Second},
 		"in its grace, and ended":       {pod: []func(p *corev1.Pod){ago(9 * time.Second), endedAgo(7 * time.Second)}, code: "finalizer", says: says + ", though it ended at ", since: 7 * time.Second},
+		"it ended just now":             {pod: []func(p *corev1.Pod){ago(9 * time.Second), endedAgo(time.Second), released(0)}, code: "stopping", since: 0},
+		"it was released long ago":      {pod: []func(p *corev1.Pod){ago(time.Minute), endedAgo(55 * time.Second), released(40 * time.Second)}, code: "finalizer", says: says, since: 55 * time.Second},
+		"released, and nobody tells":    {pod: []func(p *corev1.Pod){ago(time.Minute), released(2 * time.Second)}, code: "stopping", since: 2 * time.Second},
 		"it runs on":                    {pod: []func(p *corev1.Pod){ago(time.Minute)}, code: "stopping", says: "its kubelet has not said that it stopped", since: time.Minute},
-		"it has no grace":               {pod: []func(p *corev1.Pod){ago(time.Minute), released}, code: "finalizer", says: says, since: 50 * time.Second},
-		"no grace, and nobody there":    {pod: []func(p *corev1.Pod){ago(time.Minute), released}, node: []corev1.NodeCondition{unreachable}, code: "finalizer", says: says, since: 50 * time.Second},
+		"it has no grace":               {pod: []func(p *corev1.Pod){ago(time.Minute), released(50 * time.Second)}, code: "finalizer", says: says, since: 50 * time.Second},
+		"no grace, and nobody there":    {pod: []func(p *corev1.Pod){ago(time.Minute), released(50 * time.Second)}, node: []corev1.NodeCondition{unreachable}, code: "finalizer", says: says, since: 50 * time.Second},
 		"ended, but nobody there":       {pod: []func(p *corev1.Pod){ago(time.Minute), endedAgo(55 * time.Second)}, node: []corev1.NodeCondition{unreachable}, code: "node_unreachable", since: time.Minute},
 		"another finalizer has its say": {pod: []func(p *corev1.Pod){ago(time.Minute), endedAgo(55 * time.Second), func(p *corev1.Pod) { p.Finalizers = append(p.Finalizers, "example.com/hold") }}, code: "finalizer", says: "its finalizer example.com/hold is not removed, and " + says, since: time.Minute},
 	} {
@@ -77,7 +86,7 @@ func TestDrainWithoutJobController(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				defer time.Sleep(2 * linger)
-				client := fake.NewClientset(theNode(true), aPod("a", tracked, ago(time.Minute), endedAgo(45*time.Second), released))
+				client := fake.NewClientset(theNode(true), aPod("a", tracked, ago(time.Minute), endedAgo(45*time.Second), released(44*time.Second)))
 				permit(client)
 				e := newDrainer(&cluster.Cluster{Client: client, Now: time.Now}, Options{})
 				var told []protocol.Blocker
