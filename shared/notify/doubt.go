@@ -229,7 +229,9 @@ func (d *doubt) failed(f *flight, said answer, pause func(fails int) time.Durati
 	}
 	if f.suspects {
 		if d.row[f.words[0].d.ID] = true; f.failing || len(d.row) > suspectsAtOnce {
-			d.rests++
+			if !isAhead(d.rest, now) { // of several at once, the first
+				d.rests++
+			}
 			d.rest = now.Add(pause(d.rests)).Truncate(time.Millisecond)
 		}
 	}

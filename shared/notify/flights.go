@@ -197,7 +197,8 @@ func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err
 		err, f.err, f.answers = f.err, nil, nil
 		return false, err
 	}
-	s.judge(ctx, h, r, len(f.out) == 0 && f.paced())
+	// What is left of the time may be too little for another round.
+	s.judge(ctx, h, r, len(f.out) == 0 && (f.paced() || s.room(ctx, r) == 0))
 	return false, nil
 }
 

@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/record"
 )
 
 // ofOneRule are alerts of one rule, by their names.
@@ -199,5 +201,27 @@ func TestEndlessPace(t *testing.T) {
 	}
 	if n := len(s.all()); n > 52 {
 		t.Errorf("%d requests", n)
+	}
+}
+
+// A webhook that hangs on all is held also where too little of the time is left for another
+// round when that is known.
+func TestHangsToTheDeadline(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	s := newSite(t, p, func(_ http.ResponseWriter, r *http.Request, _ int) { <-r.Context().Done() })
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL, Timeout: alert.Duration(2 * time.Second)})
+	p.bad(1)
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second+keepWithin+time.Second) // one round
+	defer cancel()
+	if err := p.Deliver(ctx, record.LaneKey(r.ID)); err != nil {
+		t.Fatal(err)
+	}
+	held, err := p.Holds(t.Context(), r)
+	if err != nil || len(held[r.ID]) != 1 || held[r.ID][0].Fails != 1 || held[r.ID][0].Until == nil || len(s.all()) != 1 {
+		t.Errorf("held after %d requests: %+v, %v", len(s.all()), held, err)
 	}
 }

@@ -132,6 +132,9 @@ func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, ans
 		if next.Asked, next.Until = true, now.Add(min(pause, maxHold)); !failed {
 			next.Error = "it asked for a pause"
 		}
+		if was.Asked && isAhead(was.Until, now) && was.Until.After(next.Until) { // it was sent before, too
+			next.Until = was.Until
+		}
 	case was.Asked && isAhead(was.Until, now): // what it was sent before that says nothing of it
 		next.Asked, next.Until, next.Error = true, was.Until, cmp.Or(next.Error, was.Error)
 	case failed:
