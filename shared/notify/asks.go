@@ -35,8 +35,7 @@ type word struct {
 // when they are. They are one goroutine's; only replies is written to by others.
 type asks struct {
 	out     []*flight
-	replies chan reply
-	early   []reply // that await took from replies
+	replies inbox[reply]
 	// words has the messages that are not answered by all, by id: the last of each.
 	words map[string]*word
 	// queues has what is to be told, by URL.
@@ -66,7 +65,7 @@ type reply struct {
 }
 
 func newAsks() *asks {
-	a := &asks{replies: make(chan reply, MaxURLs*(1+suspectsAtOnce)), doubts: &doubts{}}
+	a := &asks{replies: newInbox[reply](MaxURLs * (1 + suspectsAtOnce)), doubts: &doubts{}}
 	a.forget()
 	return a
 }
@@ -197,41 +196,14 @@ func (s *Service) ask(ctx context.Context, a *asks, r *target, f *flight, now ti
 	}
 	go func() {
 		came := s.pushTo(one, r, f.to, due, now)
-		a.replies <- reply{f, came, one.Err() != nil}
+		a.replies.c <- reply{f, came, one.Err() != nil}
 	}()
-}
-
-// take returns a reply that is there.
-func (a *asks) take() (reply, bool) {
-	if len(a.early) > 0 {
-		x := a.early[0]
-		a.early = a.early[1:]
-		return x, true
-	}
-	select {
-	case x := <-a.replies:
-		return x, true
-	default:
-		return reply{}, false
-	}
 }
 
 // over notes that a reply is there.
 func (a *asks) over(f *flight) {
 	f.cancel()
 	a.out = slices.DeleteFunc(a.out, func(x *flight) bool { return x == f })
-}
-
-// await waits until there is a reply, or there may be something new to send.
-func (a *asks) await(ctx context.Context) {
-	again := time.NewTimer(lookAgain)
-	defer again.Stop()
-	select {
-	case x := <-a.replies:
-		a.early = append(a.early, x)
-	case <-again.C:
-	case <-ctx.Done():
-	}
 }
 
 // forget forgets what is told, and is to be: what comes of it is nobody's any more.
@@ -254,12 +226,10 @@ func (a *asks) lost() bool { return a.dropped || len(a.words) > 0 }
 func (a *asks) drop() {
 	a.dropped = a.lost()
 	a.only(nil)
-	for range len(a.out) - len(a.early) {
-		<-a.replies
-	}
+	a.replies.drain(len(a.out))
 	for _, f := range a.out {
 		f.cancel()
 	}
-	a.out, a.early = nil, nil
+	a.out = nil
 	a.forget()
 }

@@ -30,9 +30,8 @@ type landing struct {
 // only landings is written to by others.
 type flights struct {
 	out      map[string]*inFlight // by id
-	landings chan landing
-	early    []landing // that await took from landings
-	revision int64     // of the receiver that they go to
+	landings inbox[landing]
+	revision int64 // of the receiver that they go to
 	// taken counts the messages that were.
 	taken int
 	// answers are those that came has yet to be told of.
@@ -43,7 +42,7 @@ type flights struct {
 }
 
 func newFlights() *flights {
-	return &flights{out: map[string]*inFlight{}, landings: make(chan landing, webhookRound)}
+	return &flights{out: map[string]*inFlight{}, landings: newInbox[landing](webhookRound)}
 }
 
 // quick is how many are out for less than a time.
@@ -102,40 +101,10 @@ func (f *flights) paced() bool {
 	return slices.ContainsFunc(f.answers, func(a answer) bool { return a.paces() })
 }
 
-// await waits until there is a landing, or there may be something new to send.
-func (f *flights) await(ctx context.Context) {
-	again := time.NewTimer(lookAgain)
-	defer again.Stop()
-	select {
-	case x := <-f.landings:
-		f.early = append(f.early, x)
-	case <-again.C:
-	case <-ctx.Done():
-	}
-}
-
-// next returns a landing that is there.
-func (f *flights) next() (landing, bool) {
-	if len(f.early) > 0 {
-		x := f.early[0]
-		f.early = f.early[1:]
-		return x, true
-	}
-	select {
-	case x := <-f.landings:
-		return x, true
-	default:
-		return landing{}, false
-	}
-}
-
-// end waits for all that are out: what is cut off, since its context ended, is due still.
+// end waits for all that are out. What the end of its context cut off is due still.
 func (f *flights) end() {
-	for range len(f.out) - len(f.early) {
-		<-f.landings
-	}
+	f.landings.drain(len(f.out))
 	clear(f.out)
-	f.early = nil
 }
 
 // idle tells whether no answer is waited for.
@@ -144,10 +113,10 @@ func (h *held) idle() bool { return len(h.asks.out) == 0 && len(h.flights.out) =
 // await waits for an answer, but not for long.
 func (h *held) await(ctx context.Context) {
 	if len(h.flights.out) > 0 {
-		h.flights.await(ctx)
+		h.flights.landings.await(ctx)
 		return
 	}
-	h.asks.await(ctx)
+	h.asks.replies.await(ctx)
 }
 
 // drop ends all that is under way.
@@ -163,10 +132,10 @@ func (s *Service) begin(ctx context.Context, f *flights, r *target, d *Delivery)
 	go func() {
 		a := s.webhook(ctx, r, d.Event, d.Payload)
 		if ctx.Err() != nil {
-			f.landings <- landing{inFlight: x, cut: true}
+			f.landings.c <- landing{inFlight: x, cut: true}
 			return
 		}
-		f.landings <- landing{inFlight: x, answer: a, err: unlessOther(s.settle(ctx, r, d, a), d)}
+		f.landings.c <- landing{inFlight: x, answer: a, err: unlessOther(s.settle(ctx, r, d, a), d)}
 	}()
 }
 
@@ -176,7 +145,7 @@ func (s *Service) begin(ctx context.Context, f *flights, r *target, d *Delivery)
 func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err error) {
 	f, refused := h.flights, []*Delivery(nil)
 	other := r == nil || r.Revision != f.revision
-	for x, ok := f.next(); ok; x, ok = f.next() {
+	for x, ok := f.landings.next(); ok; x, ok = f.landings.next() {
 		delete(f.out, x.d.ID)
 		f.err = errors.Join(f.err, x.err)
 		if x.cut || other {

@@ -79,8 +79,8 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 	defer late.Stop()
 	for slices.ContainsFunc(ws, func(w *word) bool { return len(w.open) > 0 }) {
 		select {
-		case a := <-h.asks.replies:
-			h.asks.early = append(h.asks.early, a)
+		case a := <-h.asks.replies.c:
+			h.asks.replies.keep(a)
 			if err := s.goOn(ctx, h, r); err != nil {
 				return err
 			}
@@ -113,7 +113,7 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 		answered = append(answered, w)
 	}
 	for {
-		a, ok := h.asks.take()
+		a, ok := h.asks.replies.next()
 		if !ok {
 			break
 		}
