@@ -2,6 +2,7 @@ package component
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -39,7 +40,7 @@ func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding
 	}
 	said, err := u.history(ctx, t, s, c)
 	if err != nil {
-		return executor.Unknown("in_progress", "the upgrade's answer is lost, and Helm's history was not read: "+err.Error())
+		return untold(err)
 	}
 	switch own := said.Own; {
 	case own != nil && own.Status == "pending-upgrade" && !slices.Contains(s.dead(), own.Generation):
@@ -62,6 +63,24 @@ func finding(a answer.Answer) executor.Finding {
 		return executor.ToRun(a.Detail)
 	}
 	return executor.Lost(o.ErrorCode, o.Detail)
+}
+
+// unheard is that a Job which only reads told nothing.
+type unheard struct{ executor.Outcome }
+
+func (u *unheard) Error() string { return u.ErrorCode + ": " + u.Detail }
+
+// untold is the finding of a probe that Helm's history was not read to.
+func untold(err error) executor.Finding {
+	f := cluster.Unread(err)
+	if u := (*unheard)(nil); errors.As(err, &u) {
+		f = executor.Unknown(u.ErrorCode, u.Detail)
+		if u.Class == operation.OutcomeWaiting { // the probe's time is over, the Job goes on
+			f.ErrorCode = "in_progress"
+		}
+	}
+	f.Detail = "the upgrade's answer is lost, and Helm's history was not read: " + f.Detail
+	return f
 }
 
 // history asks Helm what became of a run whose upgrade left no answer. A probe may
@@ -119,7 +138,7 @@ func (u *upgrader) hear(ctx context.Context, t *executor.Task, name string) (ans
 		return executor.Waiting(why, "Job "+name+" has not answered yet")
 	})
 	if o.Class != operation.OutcomeDone {
-		return got, fmt.Errorf("%s: %s", o.ErrorCode, o.Detail)
+		return got, &unheard{o}
 	}
 	return got, nil
 }

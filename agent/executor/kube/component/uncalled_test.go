@@ -73,3 +73,35 @@ func TestWebhookThatIsNotThere(t *testing.T) {
 		}
 	}
 }
+
+// A probe that has to ask Helm what became of an upgrade says what keeps it from that, so
+// that the step waits for it: nothing is said to be in progress.
+func TestProbeThatMayNotAsk(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		err     error
+		code    string
+		blocker bool
+	}{
+		"a webhook that cannot be called": {apierrors.NewInternalError(errors.New(`failed calling webhook "guard.example.com": EOF`)), cluster.CodeAdmission, true},
+		"an API server that is away":      {apierrors.NewServiceUnavailable("starting"), cluster.CodeUnavailable, false},
+		"a right that is missing":         {apierrors.NewForbidden(batchv1.Resource("jobs"), "", errors.New("no")), "forbidden", false},
+	} {
+		s := setup(t)
+		s.Client, s.Namespace = s.client, "ops"
+		s.put(t, s.assignment(1), upgradeOf, answer.Answer{}, "mute")
+		s.reply = func(*batchv1.Job) (answer.Answer, string) {
+			return answer.Answer{Detail: "revision 2 is deployed", Own: &answer.Release{Revision: 2, Status: "deployed"}}, ""
+		}
+		refused := true
+		s.client.PrependReactor("create", "jobs", func(kubetesting.Action) (bool, runtime.Object, error) { return refused, nil, tt.err })
+		f := s.probe(t.Context(), s.task(2, 1))
+		if f.Phase != operation.StepUnknown || f.ErrorCode != tt.code || !strings.HasPrefix(f.Detail, "the upgrade's answer is lost") || (f.Blocker != nil) != tt.blocker {
+			t.Errorf("%s: %+v", name, f)
+		}
+		refused = false
+		if f := s.probe(t.Context(), s.task(2, 1)); f.Phase != operation.StepSucceeded {
+			t.Errorf("%s, once it is over: %+v", name, f)
+		}
+	}
+}

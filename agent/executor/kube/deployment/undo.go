@@ -7,7 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
@@ -46,10 +46,10 @@ func (r *roller) probeUndo(ctx context.Context, t *executor.Task) executor.Findi
 }
 
 // back tells whether the pods of before are all there and ready, and none of the
-// restart is left.
+// restart runs. What ended (evicted, refused by its kubelet) a controller may leave behind.
 func (s scene) back(by cluster.Mark) bool {
 	for _, p := range s.pods {
-		if s.owned(p) && s.renewed(p, by) && p.DeletionTimestamp == nil {
+		if s.owned(p) && !ended(p) && s.renewed(p, by) && p.DeletionTimestamp == nil {
 			return false
 		}
 	}
@@ -174,11 +174,11 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	w := r.watch(ctx, d)
-	asked := map[string]bool{} // pods to go, by UID
+	c := clearing{gone: map[types.UID]bool{}}
 	var away *cluster.Unanswered
 	is := takenBack{text: "the restart is taken back"} // not seen yet
 	for {
-		fire, release := timer(until, r.Now())
+		fire, release := timer(c.wake(until), r.Now())
 		select {
 		case <-w.Changed():
 		case <-fire:
@@ -216,12 +216,12 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 		default:
 			d, is = s.rollout, s.takenBack()
 			t.Progress(min(s.updated, s.target()), s.target(), "replicas", "going back: "+s.String())
-			if o := r.clear(ctx, t, s, asked); o != nil {
+			if o := r.clear(ctx, t, s, &c); o != nil {
 				return *o
 			}
 		}
 		if late {
-			return is.unready(d, r.bounds.Undo)
+			return is.unready(d, r.bounds.Undo, c.held)
 		}
 	}
 }
@@ -239,40 +239,20 @@ func (b takenBack) outcome(d *rollout) executor.Outcome {
 	return executor.Done(fmt.Sprintf("%s is back: %s; %s", d.name(), b.text, d))
 }
 
-// unready is the outcome of one whose pods are not ready in time.
-func (b takenBack) unready(d *rollout, within time.Duration) executor.Outcome {
+// unready is the outcome of one whose pods are not ready in time; held is what kept
+// their broken ones, if anything did.
+func (b takenBack) unready(d *rollout, within time.Duration, held *protocol.Blocker) executor.Outcome {
 	code := codeUndoIncomplete
 	if b.known && !b.whole {
 		code = codeUndoDiffers
 	}
-	o := executor.Permanent(code, fmt.Sprintf("%s: %s, and its pods are not ready after %s (%s)", d.name(), b.text, within, d))
+	detail := fmt.Sprintf("%s: %s, and its pods are not ready after %s (%s)", d.name(), b.text, within, d)
+	if held != nil {
+		detail += "; " + held.Detail
+	}
+	o := executor.Permanent(code, detail)
 	if code == codeUndoDiffers {
 		o.ActionText = b.act
 	}
 	return o
-}
-
-// clear deletes the restart's broken pods where the controller waits for them to
-// get ready before it goes on. A deletion names the pod's UID: it is harmless
-// when repeated.
-func (r *roller) clear(ctx context.Context, t *executor.Task, s *scene, asked map[string]bool) *executor.Outcome {
-	if s.kind != statefulSets || !s.ordered {
-		return nil
-	}
-	for _, p := range s.pods {
-		uid := p.UID
-		if asked[string(uid)] || !s.owned(p) || !s.renewed(p, cluster.MarkOf(t)) || ready(p) || p.DeletionTimestamp != nil {
-			continue
-		}
-		reply, stop := r.Repeatable(ctx, t, "delete", "pod/"+string(uid), s.object.GetNamespace()+"/"+p.Name, func(ctx context.Context) error {
-			return r.Client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
-		})
-		switch {
-		case stop != nil:
-			return stop
-		case reply.Category == cluster.OK || reply.Category == cluster.Conflict || reply.NotFound():
-			asked[string(uid)] = true
-		}
-	}
-	return nil
 }
