@@ -54,7 +54,7 @@ func refusedPatch(err error, what, node string) *refusal {
 		r.why = fmt.Sprintf("whether %s takes the %s of node %s cannot be told beforehand: it declares side effects, and so is asked by no dry run", r.rule, what, node)
 		return r
 	case hook != nil:
-		r.away = true
+		r.away = hook
 		return by("webhook", hook.Webhook, "bring back what answers for admission %s, or take it away")
 	}
 	if kind, name := cluster.DeniedBy(err); kind != "" {
@@ -84,12 +84,13 @@ func refusedUnnamed(err error, what, node string) *refusal {
 	return &refusal{code: codeRefused, rule: "admission", why: fmt.Sprintf("%s of node %s is refused: %v", what, node, err)}
 }
 
-// outcome is of a step whose patch was refused. What cannot be asked may come back.
+// outcome is of a step whose patch was refused. A webhook that cannot be called may come
+// back, as where its only pod was on a node that is drained: the step waits for it.
 func (r *refusal) outcome() executor.Outcome {
 	o := executor.Permanent(r.code, r.why)
-	if r.away {
-		o = executor.Transient(r.code, r.why)
-		o.After = denialLeast
+	if r.away != nil {
+		o = r.away.Outcome()
+		o.Detail = r.why
 	}
 	if r.act != "" {
 		o.ActionText = r.act

@@ -28,12 +28,9 @@ func (h *hindrance) stands(begun time.Time, b protocol.Blocker) {
 	h.t.Blocked([]protocol.Blocker{b})
 }
 
-// over takes back what this patch has shown, and the attempts before.
-func (h *hindrance) over() {
-	if h.code != "" || h.t.Attempt > 1 {
-		h.t.Blocked(nil)
-	}
-}
+// over takes back what this patch has shown, and those before: a step that waits makes
+// its patch anew, within one attempt.
+func (h *hindrance) over() { h.t.Blocked(nil) }
 
 // unmet is of a try that came to nothing for want of the API server's word, or for a
 // fault of it.

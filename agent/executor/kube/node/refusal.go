@@ -26,7 +26,8 @@ type refusal struct {
 	// budget is the version of the disruption budget that refused, by its key: the
 	// eviction is asked for again as soon as that changes.
 	budget, version string
-	away            bool // who would have to be asked does not answer
+	// away is the webhook that would have to be asked and cannot be called.
+	away *cluster.Uncalled
 	// since is when it began, where that is known.
 	since *time.Time
 }
