@@ -114,7 +114,7 @@ func TestNodePatchRefused(t *testing.T) {
 						t.Errorf("the preflight, which touches nothing: %+v", o)
 					}
 				}
-				if o := a.execute(t.Context(), j, "cordon"); o.ErrorCode != codeRefused || !strings.Contains(o.ActionText, strings.Replace(rule, "/", " ", 1)) || o.ActionCode != operation.ActRestoreDependency {
+				if o := a.execute(t.Context(), j, "cordon"); o.ErrorCode != codeRefused || !strings.Contains(o.ActionText, strings.Replace(rule, "/", " ", 1)) || o.ActionCode != operation.ActRestoreDependency || (o.Class == operation.OutcomeWaiting) != (name == "webhook") {
 					t.Errorf("%s: %+v", typ, o)
 				}
 			}
@@ -185,6 +185,33 @@ func TestNodePatchStripped(t *testing.T) {
 				t.Errorf("told %q, %s", end.Message, end.Details)
 			}
 		})
+	}
+}
+
+// TestStrippedTakeOver: a person's cordon whose lift a policy takes out is no operation's,
+// though the API server does not know any more who had closed the node, and an operation's
+// words of an earlier cordon are there.
+func TestStrippedTakeOver(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	n := r.Node("taken-over")
+	a := newAgent(t, r, nil)
+	a.mustRun(newJob(r, "node.cordon", n, `{}`))
+	byHand(t, r, n.Name, uncordonPatch)
+	byHand(t, r, n.Name, cordonPatch)
+	fix(t, r, n, true)
+	r.Await("it is in force", func(context.Context) (bool, error) {
+		list := preview(t, a, "node.uncordon", n, `{"take_over":true}`)
+		return len(list) == 1 && stripped(list[0].Code, list[0].Rule, list[0].Detail), nil
+	})
+	if step, o := a.run(t.Context(), newJob(r, "node.uncordon", n, `{"take_over":true}`)); !stripped(o.ErrorCode, "admission", o.Detail) || !strings.Contains(o.Detail, "still that of external kubectl-cordon since ") {
+		t.Errorf("at %s with %+v", step, o)
+	}
+	if c := CordonOf(r.NodeNow(n.Name)); c == nil || c.Owner != "external" {
+		t.Errorf("the cordon is %+v", c)
+	}
+	if step, o := a.run(t.Context(), newJob(r, "node.uncordon", n, `{}`)); o.ErrorCode != "cordon_not_owned" {
+		t.Errorf("then: at %s with %+v", step, o)
 	}
 }
 

@@ -206,12 +206,20 @@ func (c change) body(n *corev1.Node, m cluster.Mark) ([]byte, error) {
 // takeBack takes back what came to be stored of a change that admission kept out: the
 // annotations tell of a cordon, or of a lift, that is not there. The mark stays. read is
 // the node as it was before, and stored as it was answered. It returns the node as last
-// known, and r says so where they are still there.
+// known, and r says so where they are still there, and whose the cordon is where nothing
+// else knows any more.
 func (e *nodes) takeBack(ctx context.Context, t *executor.Task, read, stored *corev1.Node, set change, r *refusal) *corev1.Node {
+	if c := CordonOf(read); c != nil && c.By != "" && c.Owner != "opsplane" {
+		r.why += fmt.Sprintf("; the cordon is still that of %s, though the API server's books do not say so any more", describe(c))
+	}
 	n, o := e.patch(ctx, t, "annotations", stored, func(n *corev1.Node) wish {
 		back := change{annotations: map[string]*string{}}
 		for k, v := range set.annotations {
-			if was := annotation(read, k); !ptr.Equal(was, v) && ptr.Equal(annotation(n, k), v) {
+			was := annotation(read, k)
+			if k == cluster.AnnotationCordon {
+				was = cordonSaid(read)
+			}
+			if !ptr.Equal(was, v) && ptr.Equal(annotation(n, k), v) {
 				back.annotations[k] = was
 			}
 		}
@@ -224,6 +232,25 @@ func (e *nodes) takeBack(ctx context.Context, t *executor.Task, read, stored *co
 		r.why += "; its annotations may still be there: " + o.Detail
 	}
 	return cmp.Or(n, stored)
+}
+
+// cordonSaid is the annotation that says of the node's cordon what CordonOf knows of it,
+// without the API server's books: those of a lift forget who had closed the node, also
+// where admission then takes the lift out. Nothing says whose a person's cordon is.
+func cordonSaid(n *corev1.Node) *string {
+	text, c := annotation(n, cluster.AnnotationCordon), CordonOf(n)
+	switch {
+	case c == nil:
+		return text
+	case c.Owner != "opsplane":
+		return nil
+	case text != nil:
+		if said, ok := readCordon(*text); ok && said == *c {
+			return text
+		}
+	}
+	b, _ := json.Marshal(c) // plain values always marshal
+	return ptr.To(string(b))
 }
 
 // annotation is the node's annotation, nil: it has none.

@@ -135,6 +135,61 @@ func TestUncordonThatAdmissionStrips(t *testing.T) {
 	}
 }
 
+// The API server's books forget who had closed a node once a lift is in them, also where
+// admission then takes that lift out. The cordon stays whose it was: nothing that is left on
+// the node makes it another's.
+func TestStrippedLiftLeavesTheOwner(t *testing.T) {
+	t.Parallel()
+	const said = `{"owner":"opsplane","operation":"op_old","by":"tok_old","since":"2026-01-02T03:04:05Z"}`
+	at := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	books := func(manager, set string) metav1.ManagedFieldsEntry {
+		return metav1.ManagedFieldsEntry{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", Time: &at, FieldsV1: metav1.NewFieldsV1(set)}
+	}
+	const closes, notes = `{"f:spec":{"f:unschedulable":{}}}`, `{"f:metadata":{"f:annotations":{"f:opsplane.io/cordon":{}}}}`
+	for name, tt := range map[string]struct {
+		annotation string
+		books      []metav1.ManagedFieldsEntry
+		want       protocol.Cordon // after the lift
+		says       string          // of the refusal
+	}{
+		"a person's, over what an operation left": {said, []metav1.ManagedFieldsEntry{books("kubectl-cordon", closes), books(fieldManager, notes)},
+			protocol.Cordon{Owner: "external"}, "still that of external kubectl-cordon since 2026-01-02T03:04:05Z"},
+		"a person's": {"", []metav1.ManagedFieldsEntry{books("kubectl-cordon", closes)}, protocol.Cordon{Owner: "external"}, "still that of external kubectl-cordon"},
+		"an operation's": {said, []metav1.ManagedFieldsEntry{books(fieldManager, closes), books(fieldManager, notes)},
+			protocol.Cordon{Owner: "opsplane", Operation: "op_old", By: "tok_old", Since: at.UTC()}, ""},
+		"an operation's, of which somebody else wrote": {said, []metav1.ManagedFieldsEntry{books(fieldManager, closes), books("kubectl-annotate", notes)},
+			protocol.Cordon{Owner: "opsplane", Since: at.UTC()}, ""},
+		"an operation's, of which nothing is said": {"", []metav1.ManagedFieldsEntry{books(fieldManager, closes)}, protocol.Cordon{Owner: "opsplane", Since: at.UTC()}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b := outcomeSetup(t)
+				b.versioned()
+				stored := b.node()
+				stored.ResourceVersion, stored.Spec.Unschedulable = "1", true
+				if _, err := b.client.CoreV1().Nodes().Update(t.Context(), stored, metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				read, why := stored.DeepCopy(), &refusal{}
+				read.ManagedFields = tt.books
+				if tt.annotation != "" {
+					read.Annotations = map[string]string{cluster.AnnotationCordon: tt.annotation}
+				}
+				n := b.e.takeBack(t.Context(), b.task, read, stored, lift(), why).DeepCopy()
+				n.ManagedFields = nil // the fake's own
+				if diff := cmp.Diff(&tt.want, CordonOf(n)); diff != "" {
+					t.Error(diff)
+				}
+				if !strings.Contains(why.why, tt.says) || (tt.says == "") != (why.why == "") {
+					t.Errorf("the refusal says %q", why.why)
+				}
+			})
+		})
+	}
+}
+
 // Of a change that was taken out, what somebody has written over since stays theirs.
 func TestTakeBackSparesWhatCameAfter(t *testing.T) {
 	t.Parallel()
