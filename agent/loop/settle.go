@@ -182,9 +182,10 @@ func (r *run) probeNeeded(ctx context.Context, s *stepState, w *settling) execut
 
 // unheard tells how a run ends that waits for an answer; nil: it waits on. It gives the
 // lease back after a while, and leaves the operation to others, unless the deadline would
-// find nobody then to say what it waited for. Where a right is missing, or another's work
-// keeps it, and nothing is unknown that is of no use, and it waits to the deadline. A cancel ends it if nothing
-// is unknown and nothing is to be cleaned up.
+// find nobody then to say what it waited for. Where a right is missing, or a webhook or
+// another's work keeps it, that is of no use to another agent, and it waits to the deadline
+// unless a step is unknown: that a person can settle while nobody holds the lease. A cancel
+// ends it if nothing is unknown and nothing is to be cleaned up.
 func (r *run) unheard(ctx context.Context, s *stepState, w *settling, said executor.Outcome) *end {
 	if e := r.interrupted(ctx, false); e != nil {
 		return e

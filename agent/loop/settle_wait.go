@@ -94,7 +94,7 @@ func (w *settling) heldFor(now time.Duration) time.Duration {
 		return now - *w.silent
 	case w.denied != nil:
 		return now - *w.denied
-	case w.faulty():
+	case w.kept != nil:
 		return now - *w.kept
 	}
 	return 0
