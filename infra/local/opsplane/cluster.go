@@ -155,25 +155,39 @@ func show(w io.Writer, f *apiFlags, tokenFile string, c *cluster, next todo) err
 	return err
 }
 
-// startAgent is for a new cluster, which has no agents yet.
+// startAgent is for a new cluster, which has no agents yet: in Kubernetes, on a host, and
+// with a simulated fleet to try it out.
 func startAgent(f *apiFlags, tokenFile string, c *cluster) string {
-	start := "opsplane agent --plane " + f.API
+	start, secret, chart := "opsplane agent --plane "+f.API, "--from-literal=token="+c.Token, "--set plane.url="+f.API
 	if tokenFile != "" {
 		start += " --token-file " + quote(tokenFile)
+		secret = "--from-file=token=" + quote(tokenFile)
 	} else {
 		start = "OPSPLANE_TOKEN=" + c.Token + " " + start
 	}
+	also := ""
 	if f.CAFile != "" {
 		start += " --ca-file " + quote(f.CAFile)
+		chart += " --set plane.caSecret=plane-ca"
+		also = "\n  kubectl -n opsplane create secret generic plane-ca --from-file=ca.crt=" + quote(f.CAFile)
 	}
 	if f.Insecure {
 		start += " --insecure"
+		chart += " --set plane.insecure=true"
 	}
 	with := ""
 	if c.QueueURL != "" {
 		with = ", with AWS credentials of that role"
 	}
-	return fmt.Sprintf("Start an agent%s:\n\n  %s --name %s-agent-0 --executor sim --sim-scenario zoo --sim-state %s-sim", with, start, c.Name, c.Name)
+	return fmt.Sprintf(`In Kubernetes, install the agent%s (infra/docs/kubernetes.md):
+
+  kubectl create namespace opsplane
+  kubectl -n opsplane create secret generic plane-token %s%s
+  helm install opsplane-agent infra/helm/opsplane-agent -n opsplane --set token.existingSecret=plane-token %s
+
+On a GPU host without Kubernetes: infra/docs/host.md. To try it out, with a simulated fleet:
+
+  %s --name %s-agent-0 --executor sim --sim-scenario zoo --sim-state %s-sim`, with, secret, also, chart, start, c.Name, c.Name)
 }
 
 // giveToken is for a cluster whose agents run as whoever set them up started them: the

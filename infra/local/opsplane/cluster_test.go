@@ -26,7 +26,7 @@ func TestClusters(t *testing.T) {
 	}
 	out, err := create("alpha", tokenOutput{})
 	no(t, err)
-	if !strings.Contains(out, "opsplane agent --plane "+s.url) || strings.Count(out, "opt_") != 2 || strings.Contains(out, "queue ") {
+	if !strings.Contains(out, "opsplane agent --plane "+s.url) || strings.Count(out, "opt_") != 3 || !strings.Contains(out, "--set plane.url="+s.url) || strings.Contains(out, "queue ") {
 		t.Errorf("create printed:\n%s", out)
 	}
 	if _, err := create("alpha", tokenOutput{}); err == nil || !strings.Contains(err.Error(), "409: name_taken") {
@@ -41,7 +41,8 @@ func TestClusters(t *testing.T) {
 	no(t, err)
 	token, err := os.ReadFile(file)
 	no(t, err)
-	if !strings.HasPrefix(string(token), "opt_") || strings.Contains(out, "opt_") || !strings.Contains(out, `--token-file '`+strings.ReplaceAll(file, "'", `'\''`)+`'`) {
+	if !strings.HasPrefix(string(token), "opt_") || strings.Contains(out, "opt_") || !strings.Contains(out, `--token-file '`+strings.ReplaceAll(file, "'", `'\''`)+`'`) ||
+		!strings.Contains(out, `--from-file=token='`+strings.ReplaceAll(file, "'", `'\''`)+`'`) {
 		t.Errorf("create with a file printed:\n%s", out)
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
