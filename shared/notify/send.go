@@ -58,8 +58,12 @@ func (s *Service) post(ctx context.Context, r *Receiver, to string, h http.Heade
 		return answer{err: clip(reason(ctx, err), maxError), late: errors.Is(ctx.Err(), context.DeadlineExceeded)}
 	}
 	defer func() { _ = rs.Body.Close() }()
-	// What is longer is not read: its connection is closed.
-	text, err := io.ReadAll(io.LimitReader(rs.Body, maxBody))
+	// What is longer is not read: its connection is closed. Neither is another protocol, which
+	// no timeout would end (net/http: Response.Body).
+	var text []byte
+	if rs.StatusCode != http.StatusSwitchingProtocols {
+		text, err = io.ReadAll(io.LimitReader(rs.Body, maxBody))
+	}
 	a := answer{status: rs.StatusCode, body: clip(string(text), maxShown)}
 	switch {
 	case rs.StatusCode >= 200 && rs.StatusCode < 300:
