@@ -231,7 +231,7 @@ func TestAnswers(t *testing.T) {
 		{"204", func(w http.ResponseWriter) { w.WriteHeader(204) }, Delivered, "", 0, nil},
 		{"redirect", func(w http.ResponseWriter) { w.Header().Set("Location", target.URL); w.WriteHeader(307) }, Pending, "answered 307: redirects are not followed", 0, nil},
 		{"404", func(w http.ResponseWriter) { w.WriteHeader(404) }, Pending, "answered 404", 0, nil},
-		{"gone", func(w http.ResponseWriter) { w.WriteHeader(410) }, Failed, "answered 410", 0, []string{event.TypeNotifyFailed, event.TypeNotifyDisabled}},
+		{"gone", func(w http.ResponseWriter) { w.WriteHeader(410) }, Failed, "answered 410", 0, []string{event.TypeNotifyDisabled, event.TypeNotifyFailed}},
 		{"429", func(w http.ResponseWriter) { w.Header().Set("Retry-After", "600"); w.WriteHeader(429) }, Pending, "answered 429", 10 * time.Minute, nil},
 		{"503, date", func(w http.ResponseWriter) {
 			w.Header().Set("Retry-After", t0.Add(20*time.Minute).Format(http.TimeFormat))

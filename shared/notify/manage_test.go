@@ -90,6 +90,32 @@ func TestDisabledReceiver(t *testing.T) {
 	}
 }
 
+// TestGoneFromWhereItLed: that a webhook is gone from where its receiver led when it was
+// asked neither disables that, nor ends the message.
+func TestGoneFromWhereItLed(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	was, opens := newGate(t, p, http.StatusGone)
+	is := newSite(t, p, nil)
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: was.URL, Timeout: alert.Duration(MaxTimeout)})
+	p.tell(alert.TypeFiring, p.alert("one"), p.alert("two"))
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	done := p.delivering(r)
+	eventually(t, "it is asked", func() bool { return len(was.all()) == 2 })
+	p.change(&r, func(sp *Spec) { sp.URL = is.URL })
+	opens()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	p.serve()
+	got, err := p.Receiver(t.Context(), r.ID)
+	if n := len(p.deliveries(r, Delivered)); err != nil || got.Disabled != nil || n != 2 || len(is.all()) != 2 {
+		t.Errorf("%v, disabled %+v, taken %+v", err, got.Disabled, p.deliveries(r, ""))
+	}
+}
+
 // TestHistoryIsNotTold: a receiver is not told what happened before it was made,
 // however long the stream is, also by a notifier that sees the stream for the first
 // time.

@@ -40,7 +40,12 @@ func (a *answer) refused() bool {
 }
 
 // settle keeps what came of one try.
-func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) error {
+func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) (err error) {
+	if a.gone {
+		if a.gone, err = s.disable(ctx, r); err != nil {
+			return err
+		}
+	}
 	now := s.now()
 	n := *d
 	if !d.failed() {
@@ -82,13 +87,7 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 	if !a.notAsked || n.State == Failed {
 		s.Metrics.tried(d, &n, now)
 	}
-	if err := s.keepDelivery(ctx, r, d, &n); err != nil {
-		return err
-	}
-	if a.gone {
-		return s.disable(ctx, r.ID)
-	}
-	return nil
+	return s.keepDelivery(ctx, r, d, &n)
 }
 
 // keepDelivery commits a delivery's change, with its event when it was given up.
@@ -122,12 +121,13 @@ func (s *Service) fact(typ string, r *Receiver, detail any, parts ...string) (ev
 }
 
 // disable ends what is told to a receiver that says that it is gone, until somebody
-// enables it.
-func (s *Service) disable(ctx context.Context, receiver string) error {
-	return s.change(ctx, func(all []Receiver) ([]Receiver, []ledger.Write, []event.Event, error) {
-		i, err := find(all, receiver)
-		if err != nil || all[i].Disabled != nil {
-			return nil, nil, nil, nil // deleted, or said before
+// enables it. false: it was changed since it was asked, and may lead elsewhere.
+func (s *Service) disable(ctx context.Context, asked *target) (gone bool, err error) {
+	err = s.change(ctx, func(all []Receiver) ([]Receiver, []ledger.Write, []event.Event, error) {
+		i, err := find(all, asked.ID)
+		over := err != nil || all[i].Disabled != nil // it is deleted, or said so before
+		if gone = over || all[i].Revision == asked.Revision; over || !gone {
+			return nil, nil, nil, nil
 		}
 		r, now := &all[i], s.now()
 		r.Disabled = &Disabled{At: now, Reason: "it answered 410 Gone"}
@@ -137,6 +137,7 @@ func (s *Service) disable(ctx context.Context, receiver string) error {
 			record.AuditWrite(record.Audit{ID: id.New(id.Audit, now), At: now, Actor: Actor, Action: "receiver.disable", Resource: r.ID, Status: http.StatusOK, Reason: r.Disabled.Reason}),
 		}, []event.Event{e}, err
 	})
+	return gone, err
 }
 
 // spread is a pause with jitter: a tenth less to a tenth more.
