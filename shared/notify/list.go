@@ -104,7 +104,7 @@ const TypeTest = "notify.test"
 
 // Test sends one message to a receiver, enabled or not, and waits for its answer.
 // To an Alertmanager it is an alert of severity info that ends within a minute.
-// Errors: not_found.
+// Errors: not_found; precondition_failed for one that cannot be read, or has no secret.
 func (s *Service) Test(ctx context.Context, call admission.Call, ref string) (Tested, error) {
 	r, err := s.Receiver(ctx, ref)
 	if err != nil {
@@ -113,6 +113,9 @@ func (s *Service) Test(ctx context.Context, call admission.Call, ref string) (Te
 	t, err := s.target(ctx, r.ID)
 	if err != nil {
 		return Tested{}, err
+	}
+	if t.broken {
+		return Tested{}, operation.Refuse("precondition_failed", "receiver %s, or its secret, cannot be read: replace it, or rotate its secret", r.ID)
 	}
 	if err := s.Store.Ledger.Commit(ctx, s.audit(call, "receiver.test", r.ID, http.StatusOK, r.Name)); err != nil {
 		return Tested{}, fmt.Errorf("record test: %w", err)

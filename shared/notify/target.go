@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -52,21 +53,34 @@ func (t *target) longest() time.Duration { return webhookRound / perHost * t.tim
 // dead. Where one process alone has the ledger, the next knows sooner (Release).
 func (t *target) lease() time.Duration { return t.longest() + leaseBeyond }
 
+// target reads a receiver. A webhook that nothing signs for is broken: it is sent nothing
+// that is not signed. Errors: ledger.ErrNotFound.
 func (s *Service) target(ctx context.Context, receiver string) (*target, error) {
-	it, err := s.Store.Ledger.Get(ctx, record.ReceiverKey(receiver))
+	key, signs := record.ReceiverKey(receiver), record.ReceiverSecretsKey(receiver)
+	items, err := s.Store.Ledger.GetMany(ctx, []ledger.Key{key, signs})
 	if err != nil {
 		return nil, fmt.Errorf("read receiver %s: %w", receiver, err)
+	}
+	it, ok := items[key]
+	if !ok {
+		return nil, fmt.Errorf("read receiver %s: %w", receiver, ledger.ErrNotFound)
 	}
 	t := &target{ready: s.readReceiver(ctx, it)}
 	if t.Kind != KindWebhook || t.broken {
 		return t, nil
 	}
-	if t.secrets, _, err = s.loadSecrets(ctx, receiver); errors.Is(err, errUnreadable) {
-		s.unreadable(ctx, record.ReceiverSecretsKey(receiver), err)
-		t.broken, err = true, nil
+	if t.secrets, err = record.Decode[secrets](items[signs]); err == nil && len(t.secrets.Keys) == 0 {
+		err = errUnsigned
 	}
-	return t, err
+	if err != nil {
+		s.unreadable(ctx, signs, err)
+		t.broken = true
+	}
+	return t, nil
 }
+
+// errUnsigned is that a webhook has no secret.
+var errUnsigned = errors.New("there is no secret")
 
 // sendable tells whether a message has what the receiver is to be sent.
 func (t *target) sendable(d *Delivery) bool {

@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -89,6 +90,9 @@ func TestUnreadableReceivers(t *testing.T) {
 		t.Errorf("rotated: %v", err)
 	}
 	for _, x := range []Receiver{b, o} {
+		if _, err := p.Test(t.Context(), call, x.ID); err == nil || !strings.Contains(err.Error(), "precondition_failed") {
+			t.Errorf("tested: %v", err)
+		}
 		if _, err := p.Update(t.Context(), call, x.ID, 0, x.Spec); err != nil {
 			t.Fatal(err)
 		}
@@ -216,26 +220,42 @@ func TestUnreadableBefore(t *testing.T) {
 	}
 }
 
-// TestUnreadableSecrets: a receiver whose secrets cannot be read waits, and is looked
-// at now and then; another secret mends it.
+// TestUnreadableSecrets: a receiver whose secrets cannot be read, or are none, waits, and is
+// looked at now and then; another secret mends it. Nothing is sent that is not signed.
 func TestUnreadableSecrets(t *testing.T) {
 	t.Parallel()
-	p := setup(t)
-	s := newSite(t, p, nil)
-	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
-	p.spoil(record.ReceiverSecretsKey(r.ID), torn)
-	p.tell(alert.TypeFiring, p.alert("hot"))
-	p.run()
-	due, err := p.db.Due(t.Context(), t0.Add(brokenAgain), 10)
-	if err != nil || len(due) != 1 || !due[0].Due.Equal(t0.Add(brokenAgain)) || len(s.all()) != 0 {
-		t.Errorf("due %v, %v; %d came", due, err, len(s.all()))
-	}
-	_, secret, err := p.Rotate(t.Context(), call, r.ID, "", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.serve()
-	if all := s.all(); len(all) != 1 || !verify(t, all[0], secret) {
-		t.Errorf("%d came", len(all))
+	for name, lose := range map[string]func(p *plane, k ledger.Key) error{
+		"torn":  func(p *plane, k ledger.Key) error { p.spoil(k, torn); return nil },
+		"empty": func(p *plane, k ledger.Key) error { p.spoil(k, func(string) string { return "{}" }); return nil },
+		"gone": func(p *plane, k ledger.Key) error {
+			return p.db.Commit(context.Background(), ledger.Write{Kind: ledger.Delete, Expect: ledger.AnyVersion, Item: ledger.Item{Key: k}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := setup(t)
+			s := newSite(t, p, nil)
+			r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
+			if err := lose(p, record.ReceiverSecretsKey(r.ID)); err != nil {
+				t.Fatal(err)
+			}
+			p.tell(alert.TypeFiring, p.alert("hot"))
+			p.run()
+			due, err := p.db.Due(t.Context(), t0.Add(brokenAgain), 10)
+			if err != nil || len(due) != 1 || !due[0].Due.Equal(t0.Add(brokenAgain)) {
+				t.Errorf("due %v, %v", due, err)
+			}
+			if _, err := p.Test(t.Context(), call, r.ID); err == nil || len(s.all()) != 0 {
+				t.Errorf("tested: %v; %d came", err, len(s.all()))
+			}
+			_, secret, err := p.Rotate(t.Context(), call, r.ID, "", time.Hour)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.serve()
+			if all := s.all(); len(all) != 1 || !verify(t, all[0], secret) {
+				t.Errorf("%d came", len(all))
+			}
+		})
 	}
 }
