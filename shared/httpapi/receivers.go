@@ -39,9 +39,10 @@ func (a *API) receiverRoutes() {
 	rotate := a.written(huma.Operation{Method: http.MethodPost, Path: one + "/rotate", Summary: "Rotate secret", Tags: tags, DefaultStatus: http.StatusOK,
 		Description: "Gives a webhook another secret. The one before it signs, too, for the overlap: a receiver takes either signature."}, rotateBody{})
 	rotate.RequestBody.Required = false
-	register(a, rotate, manage, a.rotateReceiver)
+	register(a, rotate, with(manage, http.StatusPreconditionFailed), a.rotateReceiver)
 	register(a, huma.Operation{Method: http.MethodPost, Path: one + "/test", Summary: "Test receiver", Tags: tags, DefaultStatus: http.StatusOK,
-		Description: "Sends one message, once, and answers what came back."}, access{action: auth.ManageRules, fleet: true, body: smallBody}, a.testReceiver)
+		Description: "Sends one message, once, and answers what came back."},
+		access{action: auth.ManageRules, fleet: true, body: smallBody, also: []int{http.StatusPreconditionFailed}}, a.testReceiver)
 	register(a, huma.Operation{Method: http.MethodGet, Path: one + "/deliveries", Summary: "List deliveries", Tags: tags,
 		Description: "The one that was made last comes first. Dead letters: state=failed."}, access{action: auth.ManageRules, fleet: true}, a.listDeliveries)
 	register(a, huma.Operation{Method: http.MethodPost, Path: one + "/deliveries/{delivery}/redeliver", Summary: "Redeliver", Tags: tags, DefaultStatus: http.StatusAccepted,
