@@ -144,6 +144,7 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	if h.lane.Revision != r.Revision {
 		h.asks.only(r.endpoints())
 		h.asks.forget() // all that waits is made due
+		h.asks.doubts = &doubts{}
 		h.lane.Revision, h.lane.Holds, h.lane.Hasten = r.Revision, nil, hasten{Began: now}
 		return then{}, nil // the lease may be another
 	}

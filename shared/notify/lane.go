@@ -16,6 +16,8 @@ type lane struct {
 	// Holder has the lane until Lease; "" is nobody.
 	Holder string    `json:"holder,omitempty"`
 	Lease  time.Time `json:"lease,omitzero"`
+	// Kept is when it was written, by who had it.
+	Kept time.Time `json:"kept,omitzero"`
 	// Revision is the receiver's that Holds are of: one that was changed since may lead
 	// elsewhere.
 	Revision int64 `json:"revision,omitempty"`
@@ -39,6 +41,9 @@ const (
 	// Alertmanager.
 	maxFailHold = time.Minute
 	maxPushHold = 20 * time.Second
+	// clocksDiffer is more than the clocks of two processes do: what was kept by one that was
+	// further ahead was kept before it was set back.
+	clocksDiffer = time.Minute
 	// farAhead is behind everything that is ever due: what is due later was put
 	// there by a clock that was ahead.
 	farAhead = 16 * time.Hour
@@ -79,6 +84,9 @@ func (l *lane) due(was, at, now time.Time) time.Time {
 	}
 	return was
 }
+
+// setBack tells whether the clock was set back since the lane was written.
+func (l *lane) setBack(now time.Time) bool { return l.Kept.After(now.Add(clocksDiffer)) }
 
 // wake returns the write that makes a lane due, or none where there is no lane.
 func (s *Service) wake(ctx context.Context, receiver string) ([]ledger.Write, error) {
@@ -149,11 +157,19 @@ func (s *Service) keep(ctx context.Context, h *held) error {
 	return s.putLane(ctx, h, l, l.Lease)
 }
 
+// keepNow tells whether a lane is to be kept while nothing but answers is waited for.
+func (h *held) keepNow(now time.Time) bool {
+	return h.news || h.lane.Lease.Sub(now) < h.lease/2 || h.lane.setBack(now)
+}
+
 // leave gives a lane back until the time; zero: until something is due.
 func (s *Service) leave(ctx context.Context, h *held, due time.Time) error {
 	l := h.lane
 	if h.asks == nil || h.asks.lost() {
 		l.resume(s.now())
+	}
+	if now := s.now(); l.setBack(now) {
+		due = now
 	}
 	l.Holder, l.Lease = "", time.Time{}
 	known := s.remember(h) // before another may take the lane
@@ -174,7 +190,14 @@ func (l *lane) resume(now time.Time) {
 	l.Hasten = hasten{Began: now, Waits: l.Hasten.Began.IsZero() || l.Hasten.Waits}
 }
 
+// putLane writes a lane. Where the clock was set back, what was said of later is void, as it
+// is when the receiver was changed.
 func (s *Service) putLane(ctx context.Context, h *held, l lane, due time.Time) error {
+	now := s.now()
+	if l.setBack(now) {
+		l.Revision = 0
+	}
+	l.Kept = now
 	err := s.Store.Ledger.Commit(ctx, ledger.Write{Expect: h.version, WasDue: h.due,
 		Item: ledger.Item{Key: record.LaneKey(h.receiver), Data: record.Encode(l), Due: due}})
 	if err != nil {
@@ -186,7 +209,7 @@ func (s *Service) putLane(ctx context.Context, h *held, l lane, due time.Time) e
 }
 
 // Release gives back the lanes that processes held that were killed; what was in flight
-// is due, and may be sent twice. It is for a process that alone has the ledger, before
+// is due, and may be sent twice. Those that were left by a clock that was ahead are due. It is for a process that alone has the ledger, before
 // it delivers: it would take a lane from whoever delivers still.
 func (s *Service) Release(ctx context.Context) error {
 	all, err := s.loadReceivers(ctx)
@@ -210,7 +233,7 @@ func (s *Service) release(ctx context.Context, receiver string) error {
 		return fmt.Errorf("read lane: %w", err)
 	}
 	l, err := record.Decode[lane](it)
-	if err != nil || l.Holder == "" { // whoever takes one that cannot be read tells
+	if err != nil || l.Holder == "" && !l.setBack(s.now()) { // whoever takes one that cannot be read tells
 		return nil //nolint:nilerr // it is free as far as one can tell
 	}
 	return s.leave(ctx, &held{receiver: receiver, lane: l, version: it.Version, due: it.Due}, s.now())
