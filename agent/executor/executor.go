@@ -60,6 +60,9 @@ type Finding struct {
 	Phase     operation.StepPhase
 	ErrorCode string
 	Detail    string
+	// Nothing: this cleanup step is done since there is nothing for it to clean up, and
+	// no earlier lease of it has cleaned up either.
+	Nothing bool
 	// Blocker is what keeps it from being told, where that is one thing; nil: nothing
 	// that is to be named beside ErrorCode and Detail.
 	Blocker *protocol.Blocker

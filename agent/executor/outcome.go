@@ -60,9 +60,23 @@ const HandBackFor = 20 * time.Second
 // its roles.
 const DeniedFor = 5 * time.Second
 
+// Nothing is the outcome of a cleanup step that had nothing to clean up.
+func Nothing(detail string) Outcome {
+	o := Done(detail)
+	o.Nothing = true
+	return o
+}
+
 // Found is the finding that the step's end state holds.
 func Found(detail string) Finding {
 	return Finding{Phase: operation.StepSucceeded, Detail: detail}
+}
+
+// FoundNothing is the finding that there is nothing for a cleanup step to clean up.
+func FoundNothing(detail string) Finding {
+	f := Found(detail)
+	f.Nothing = true
+	return f
 }
 
 // ToRun is the finding that the step is not done, or half done, with nothing in

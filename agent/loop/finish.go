@@ -44,7 +44,7 @@ func (r *run) conclude(held, work context.Context, e end) *protocol.Final {
 				r.close(s, operation.StepUnknown, executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: codeDeadline, Detail: "no time was left to probe it"})
 			}
 		}
-		f.Cleanup = &operation.Cleanup{State: operation.CleanupNone}
+		f.Cleanup = r.cleaned()
 		if r.needsCleanup() {
 			f.Cleanup = &operation.Cleanup{State: operation.CleanupAbandoned, Detail: "the deadline has passed"}
 		}
@@ -58,11 +58,11 @@ func (r *run) conclude(held, work context.Context, e end) *protocol.Final {
 	return f
 }
 
-// failedFirst is the required step that had failed before the deadline ended the run, by
-// itself and not by a cancel or a deadline; nil if none had.
+// failedFirst is the step that had failed by itself before the deadline ended the run; nil
+// if none had.
 func (r *run) failedFirst(e end) *stepState {
 	for _, s := range r.steps {
-		if s != e.step && s.Required && !s.Cleanup && s.Phase == operation.StepFailed && s.ErrorCode != codeCancelled && s.ErrorCode != codeDeadline {
+		if s != e.step && s.FailedItself(s.Phase, s.ErrorCode) {
 			return s
 		}
 	}
@@ -218,12 +218,10 @@ func (r *run) needsCleanup() bool {
 // cleanUp runs the cleanup steps, all of them, whatever one comes to. It returns
 // how the run ends instead when it cannot be brought to its end.
 func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
-	// What an earlier lease cleaned up is done as well.
-	cleaned := slices.ContainsFunc(r.steps, func(s *stepState) bool { return s.Cleanup && s.Phase == operation.StepSucceeded })
-	if !r.needsCleanup() && !cleaned {
-		return &operation.Cleanup{State: operation.CleanupNone}, nil
+	if !r.needsCleanup() {
+		return r.cleaned(), nil
 	}
-	cleanup, left := &operation.Cleanup{State: operation.CleanupDone}, ""
+	var failed *operation.Cleanup
 	for _, s := range r.steps {
 		if !s.Cleanup || s.Phase == operation.StepSucceeded || s.Phase == operation.StepSkipped {
 			continue
@@ -233,16 +231,11 @@ func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
 			e = r.step(ctx, s, false)
 		}
 		if e == nil {
-			if s.nothing {
-				left = detail(s.Name + ": " + s.said)
-			} else {
-				cleaned = true
-			}
 			continue
 		}
 		e.step = s
 		if e.outcome == protocol.FinalFailed {
-			cleanup = &operation.Cleanup{State: operation.CleanupFailed, Detail: detail(s.Name + ": " + e.out.Detail)}
+			failed = &operation.Cleanup{State: operation.CleanupFailed, Detail: detail(s.Name + ": " + e.out.Detail)}
 			continue
 		}
 		if e.outcome == protocol.FinalHandBack && !r.leftCleanup() { // half cleaned up: whoever goes on must probe
@@ -250,10 +243,24 @@ func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
 		}
 		return &operation.Cleanup{State: operation.CleanupAbandoned, Detail: detail(e.out.Detail)}, e
 	}
-	if left != "" && !cleaned && cleanup.State == operation.CleanupDone {
-		cleanup = &operation.Cleanup{State: operation.CleanupNone, Detail: left}
+	if failed != nil {
+		return failed, nil
 	}
-	return cleanup, nil
+	return r.cleaned(), nil
+}
+
+// cleaned is what the cleanup steps came to that are over, under whichever lease.
+func (r *run) cleaned() *operation.Cleanup {
+	c := &operation.Cleanup{State: operation.CleanupNone}
+	for _, s := range r.steps {
+		switch {
+		case s.Cleanup && s.Phase == operation.StepSucceeded:
+			return &operation.Cleanup{State: operation.CleanupDone}
+		case s.nothing:
+			c.Detail = detail(s.Name + ": " + s.said)
+		}
+	}
+	return c
 }
 
 // finish tells the end until the plane has it, or keeps it when the lease is

@@ -14,9 +14,9 @@ import (
 
 // Codes in causes, attempts and notes that the agent itself gives.
 const (
-	codeDeadline   = "deadline_exceeded"
+	codeDeadline   = operation.CodeDeadline
 	codeStopped    = "agent_stopped"
-	codeCancelled  = "cancelled"
+	codeCancelled  = operation.CodeCancelled
 	codeBadOutcome = "bad_outcome"
 	codeNoAnswer   = "executor_no_answer"
 	codePanic      = "executor_panic"
@@ -33,7 +33,7 @@ type stepState struct {
 	started bool // the claim told the plane that it starts
 	begun   bool // something may have been done for it, now or by a predecessor
 	said    string
-	nothing bool // a cleanup step that had nothing to clean up
+	nothing bool // a cleanup step that had nothing to clean up, whichever lease found that
 }
 
 // end is how a run came to its end.
@@ -82,7 +82,8 @@ func (a *Agent) newRun(ctx context.Context, as *protocol.Assignment, sent time.D
 		if st.started { // the attempt that the claim opened is not a begun one yet
 			st.begun = s.Attempts > 1
 		}
-		if s.Phase == operation.StepUnknown { // until a probe says more
+		st.nothing = s.Cleanup && s.Phase == operation.StepSkipped && s.ErrorCode == "" // else it was cut short
+		if s.Phase == operation.StepUnknown || st.nothing {                             // until a probe says more, or for good
 			st.said = s.Detail
 		}
 		r.steps = append(r.steps, st)

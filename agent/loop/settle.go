@@ -235,7 +235,11 @@ func because(e *end, s *stepState, said executor.Outcome) *end {
 
 // found reports what a probe read.
 func (r *run) found(s *stepState, f executor.Finding) {
-	report := protocol.StepReport{StepID: s.ID, Phase: f.Phase, ErrorCode: f.ErrorCode, Detail: f.Detail}
+	phase := f.Phase
+	if phase == operation.StepSucceeded {
+		phase = s.done(f.Nothing)
+	}
+	report := protocol.StepReport{StepID: s.ID, Phase: phase, ErrorCode: f.ErrorCode, Detail: f.Detail}
 	if s.begun {
 		report.Outcome = map[operation.StepPhase]string{
 			operation.StepSucceeded: operation.OutcomeDone,
@@ -244,7 +248,7 @@ func (r *run) found(s *stepState, f executor.Finding) {
 			operation.StepUnknown:   operation.OutcomeAmbiguous,
 		}[f.Phase]
 	}
-	s.Phase, s.said = f.Phase, detail(f.Detail)
+	s.Phase, s.said = phase, detail(f.Detail)
 	if f.Phase == operation.StepFailed { // why it failed is what the probe says; other words of the last lease stand
 		s.ErrorCode, s.Detail = cut(clean(f.ErrorCode), 128), s.said
 	}

@@ -171,7 +171,7 @@ func (r *run) step(ctx context.Context, s *stepState, interruptible bool) *end {
 		r.agent.metrics.Steps.Add(out.Class)
 		switch out.Class {
 		case operation.OutcomeDone: // also when time ran out meanwhile: it was observed
-			r.close(s, operation.StepSucceeded, out)
+			r.close(s, s.done(out.Nothing), out)
 			return nil
 		case operation.OutcomePermanent:
 			if e := r.interrupted(ctx, interruptible); e != nil && out.ErrorCode == codeCancelled {
@@ -315,6 +315,15 @@ func (r *run) executeWaiting(ctx context.Context, s *stepState, boundary <-chan 
 	}
 }
 
+// done is the phase of a step that is done. A cleanup step that had nothing to clean up was
+// not needed: so whoever ends the operation knows, whichever lease found that.
+func (s *stepState) done(nothing bool) operation.StepPhase {
+	if s.nothing = s.Cleanup && nothing; s.nothing {
+		return operation.StepSkipped
+	}
+	return operation.StepSucceeded
+}
+
 // gaveBack tells whether a step came to its boundary since the lease is given back: what
 // was silent may be so still, and another lease goes on to say since when.
 func (r *run) gaveBack(ctx context.Context, out executor.Outcome, interruptible bool) bool {
@@ -324,7 +333,7 @@ func (r *run) gaveBack(ctx context.Context, out executor.Outcome, interruptible 
 
 // close reports how an attempt ended.
 func (r *run) close(s *stepState, phase operation.StepPhase, out executor.Outcome) {
-	s.Phase, s.said, s.nothing = phase, detail(out.Detail), out.Nothing
+	s.Phase, s.said = phase, detail(out.Detail)
 	r.out.step(false, protocol.StepReport{
 		StepID: s.ID, Phase: phase, Outcome: out.Class, ErrorCode: out.ErrorCode,
 		Detail: out.Detail, CommandID: out.CommandID,

@@ -326,19 +326,26 @@ func (tx *transaction) finish(r Result) {
 }
 
 // abandoned is the state of the cleanup when the plane ends what an agent had
-// begun: nobody is there to run it.
+// begun: nobody is there to run what is left of it.
 func (tx *transaction) abandoned() Cleanup {
-	begun, due := false, false
+	begun, due, c := false, false, Cleanup{State: CleanupNone}
 	for i, p := range tx.spec.Steps {
-		st := tx.s.Steps[i]
-		if p.Cleanup {
-			due = due || !st.Phase.Settled()
-		} else {
+		switch st := tx.s.Steps[i]; {
+		case !p.Cleanup:
 			begun = begun || (p.Effect && len(st.Attempts) > 0)
+		case !st.Phase.Settled():
+			due = true
+		case st.Phase == StepFailed:
+			c = Cleanup{State: CleanupFailed, Detail: p.Name + ": " + st.Detail}
+		case c.State != CleanupNone:
+		case st.Phase == StepSucceeded:
+			c = Cleanup{State: CleanupDone}
+		case len(st.Attempts) > 0: // it had nothing to clean up
+			c.Detail = p.Name + ": " + st.Detail
 		}
 	}
 	if begun && due {
 		return Cleanup{State: CleanupAbandoned, Detail: "no agent held the operation when it ended"}
 	}
-	return Cleanup{State: CleanupNone}
+	return c
 }

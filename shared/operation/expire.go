@@ -9,9 +9,15 @@ import (
 // Codes that an agent gives to a step which the end of its operation cut short; no
 // failure of the step's own.
 const (
-	codeDeadline  = "deadline_exceeded"
-	codeCancelled = "cancelled"
+	CodeDeadline  = "deadline_exceeded"
+	CodeCancelled = "cancelled"
 )
+
+// FailedItself tells whether the step, in this phase with this code, is one that success
+// needs and that failed, and was not cut short.
+func (p PlanStep) FailedItself(phase StepPhase, code string) bool {
+	return p.Required && !p.Cleanup && phase == StepFailed && code != CodeCancelled && code != CodeDeadline
+}
 
 // Expire: the deadline has passed and no agent can act on it any more. Where a step had
 // failed before, that is the cause: the first one stands.
@@ -57,7 +63,7 @@ func (c Expire) apply(tx *transaction) error {
 		detail += "; " + tx.away(c.Away)
 		next = NextAction{Code: ActEscalate, Text: "find out why the plane was away then" + told + ", and ask again with a later deadline"}
 	}
-	cause := Cause{ErrorCode: codeDeadline, Detail: detail}
+	cause := Cause{ErrorCode: CodeDeadline, Detail: detail}
 	if i := tx.firstOpen(); i >= 0 && tx.s.StartedAt != nil {
 		cause.StepID = tx.spec.Steps[i].ID
 	}
@@ -68,15 +74,13 @@ func (c Expire) apply(tx *transaction) error {
 		detail = cause.Detail
 	}
 	tx.finish(Result{Outcome: TimedOut, Message: detail, Cause: &cause, Residual: tx.left(), Cleanup: tx.abandoned(), NextAction: &next})
-	return tx.move(TimedOut, ByDeadline, Sweep, codeDeadline, detail)
+	return tx.move(TimedOut, ByDeadline, Sweep, CodeDeadline, detail)
 }
 
-// failedItself returns the index of the first required step that failed, and was not cut
-// short, or -1.
+// failedItself returns the index of the first step that failed by itself, or -1.
 func (tx *transaction) failedItself() int {
-	for i, p := range tx.spec.Steps {
-		st := &tx.s.Steps[i]
-		if p.Required && !p.Cleanup && st.Phase == StepFailed && st.ErrorCode != codeCancelled && st.ErrorCode != codeDeadline {
+	for i, st := range tx.s.Steps {
+		if tx.spec.Steps[i].FailedItself(st.Phase, st.ErrorCode) {
 			return i
 		}
 	}

@@ -103,9 +103,31 @@ func TestAFailureOutlivesTheDeadline(t *testing.T) {
 			t.Errorf("%s: %+v, cause %+v, next %+v", name, r, r.Cause, r.NextAction)
 		}
 	}
-	for _, code := range []string{codeCancelled, codeDeadline} {
-		if r := left(evicted(code)).after(t, Expire{}).wantPhase(t, TimedOut).s.Result; r.Cause.ErrorCode != codeDeadline {
+	for _, code := range []string{CodeCancelled, CodeDeadline} {
+		if r := left(evicted(code)).after(t, Expire{}).wantPhase(t, TimedOut).s.Result; r.Cause.ErrorCode != CodeDeadline {
 			t.Errorf("%s: cause %+v", code, r.Cause)
+		}
+	}
+}
+
+// TestCleanupThatWasOver: where the plane ends what its agent could not, the cleanup is what
+// that agent had told of it.
+func TestCleanupThatWasOver(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		told StepReport
+		want Cleanup
+	}{
+		"done":      {StepReport{Phase: StepSucceeded, Outcome: OutcomeDone}, Cleanup{State: CleanupDone}},
+		"nothing":   {StepReport{Phase: StepSkipped, Outcome: OutcomeDone, Detail: "no cordon"}, Cleanup{State: CleanupNone, Detail: "restore: no cordon"}},
+		"failed":    {StepReport{Phase: StepFailed, Outcome: OutcomePermanent, ErrorCode: "admission_refused", Detail: "refused"}, Cleanup{State: CleanupFailed, Detail: "restore: refused"}},
+		"under way": {StepReport{Phase: StepRunning}, Cleanup{State: CleanupAbandoned, Detail: "no agent held the operation when it ended"}},
+	} {
+		c.told.StepID = "stp_restore"
+		h := running(t).told(t, is("look", StepRunning), is("look", StepSucceeded), is("evict", StepRunning),
+			StepReport{StepID: "stp_evict", Phase: StepFailed, Outcome: OutcomePermanent, ErrorCode: "pdb_blocked"}, is("restore", StepRunning), c.told)
+		if r := h.after(t, LoseLease{}, Expire{}).wantPhase(t, TimedOut).s.Result; r.Cleanup != c.want {
+			t.Errorf("%s: %+v, want %+v", name, r.Cleanup, c.want)
 		}
 	}
 }

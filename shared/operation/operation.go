@@ -118,7 +118,7 @@ const (
 	StepRunning   StepPhase = "running"   // an agent said that it starts it
 	StepSucceeded StepPhase = "succeeded" // its end state was observed
 	StepFailed    StepPhase = "failed"    // it ended without
-	StepSkipped   StepPhase = "skipped"   // not needed, or never begun
+	StepSkipped   StepPhase = "skipped"   // not needed, as a cleanup of nothing, or never begun
 	StepUnknown   StepPhase = "unknown"   // issued, and nobody knows what it did
 )
 
