@@ -179,7 +179,7 @@ func (x *tx) script(h Happening) {
 		case "node.cordon":
 			if n.Schedulable {
 				c.Schedulable = false
-				c.Cordon, c.Lifted = byHand(h, x.now), nil
+				c.Cordon = byHand(h, x.now)
 			}
 		case "node.uncordon":
 			if !n.Schedulable {

@@ -49,7 +49,10 @@ func TestHandsOnDuringDrain(t *testing.T) {
 						t.Fatalf("the drain ended with %s", got)
 					}
 					before := len(r.effects(t))
-					if o := r.Execute(t.Context(), j.task("restore")); o.Class != operation.OutcomeDone {
+					if f := r.Probe(t.Context(), j.task("restore")); f.Phase != operation.StepSucceeded || !f.Nothing {
+						t.Fatalf("restore probed: %+v", f)
+					}
+					if o := r.Execute(t.Context(), j.task("restore")); o.Class != operation.OutcomeDone || !o.Nothing {
 						t.Fatalf("restore: %+v", o)
 					}
 					if after := r.effects(t); len(after) != before {
@@ -75,11 +78,18 @@ func TestCancelAndRestore(t *testing.T) {
 			if o := r.Execute(t.Context(), j.task("evict")); o.Class != operation.OutcomeWaiting || o.ErrorCode != "cancelled" {
 				t.Fatalf("cancelled evict: %+v", o)
 			}
-			if o := r.Execute(t.Context(), j.task("restore")); o.Class != operation.OutcomeDone {
-				t.Fatalf("restore: %+v", o)
+			for range 2 { // the second was not told of the first
+				if o := r.Execute(t.Context(), j.task("restore")); o.Class != operation.OutcomeDone || o.Nothing != (node == "cordoned-before") {
+					t.Fatalf("restore: %+v", o)
+				}
+				if f := r.Probe(t.Context(), j.task("restore")); f.Phase != operation.StepSucceeded || f.Nothing != (node == "cordoned-before") {
+					t.Fatalf("restore probed: %+v", f)
+				}
 			}
-			if f := r.Probe(t.Context(), j.task("restore")); f.Phase != operation.StepSucceeded {
-				t.Fatalf("restore probed: %+v", f)
+			j = j.generation(2)
+			j.Run = 2
+			if f := r.Probe(t.Context(), j.task("restore")); f.Phase != operation.StepSucceeded || !f.Nothing {
+				t.Fatalf("restore of the next run probed: %+v", f)
 			}
 		}
 		if !r.node(t, "blocked-pdb").Schedulable {

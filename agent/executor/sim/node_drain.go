@@ -334,24 +334,43 @@ func (e *Executor) probeRestore(_ context.Context, t *executor.Task) executor.Fi
 	case err != nil:
 		return unread(err)
 	case code != "":
-		return executor.Found(detail)
-	case n.Schedulable || n.Cordon == nil || n.Cordon.Operation != t.Assignment.Operation:
-		return executor.Found("no cordon of this operation is on the node")
+		return executor.FoundNothing(detail)
+	case restores(n, t):
+		return executor.ToRun("this operation's cordon is on the node")
+	case restored(n, t):
+		return executor.Found("this operation has lifted its cordon")
 	}
-	return executor.ToRun("this operation's cordon is on the node")
+	return executor.FoundNothing(noCordon)
+}
+
+// noCordon is why there is nothing to restore.
+const noCordon = "no cordon of this operation is on the node"
+
+// restores tells whether the operation's cordon is on the node.
+func restores(n Node, t *executor.Task) bool {
+	return !n.Schedulable && n.Cordon != nil && n.Cordon.Operation == t.Assignment.Operation
+}
+
+// restored tells whether the operation has lifted its cordon in this run.
+func restored(n Node, t *executor.Task) bool {
+	m := n.Mark
+	return n.Lifted != nil && n.Lifted.Operation == t.Assignment.Operation && m != nil && m.Operation == t.Assignment.Operation && m.Run == t.Assignment.Run
 }
 
 // restore lifts the cordon if this operation placed it; nobody else's.
 func (e *Executor) restore(ctx context.Context, t *executor.Task) executor.Outcome {
 	if n, code, detail, err := e.readNode(t); err == nil && code != "" {
-		return executor.Done(fmt.Sprintf("nothing to restore on %s: %s", n.Name, detail))
+		return executor.Nothing(fmt.Sprintf("nothing to restore on %s: %s", n.Name, detail))
 	}
-	return e.patchNode(ctx, t, DidUncordon, func(n Node) (string, *executor.Outcome) {
-		if n.Schedulable || n.Cordon == nil || n.Cordon.Operation != t.Assignment.Operation {
-			return "no cordon of this operation is on the node", nil
+	nothing := false
+	o := e.patchNode(ctx, t, DidUncordon, func(n Node) (string, *executor.Outcome) {
+		if nothing = !restores(n, t) && !restored(n, t); !restores(n, t) {
+			return noCordon, nil
 		}
 		return "", nil
 	}, func(n *Node, x *tx) {
 		n.Schedulable, n.Cordon, n.Lifted = true, nil, executor.Doing(t.Assignment, x.now)
 	})
+	o.Nothing = nothing && o.Class == operation.OutcomeDone
+	return o
 }
