@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -213,6 +214,99 @@ func TestStrippedTakeOver(t *testing.T) {
 	if step, o := a.run(t.Context(), newJob(r, "node.uncordon", n, `{}`)); o.ErrorCode != "cordon_not_owned" {
 		t.Errorf("then: at %s with %+v", step, o)
 	}
+}
+
+// TestStrippedPatchOfADyingAgent: an agent that dies before it has taken back what came with
+// a change that was taken out leaves it to the next lease, which tells what it meets. A
+// person who opens the node is told as one.
+func TestStrippedPatchOfADyingAgent(t *testing.T) {
+	t.Parallel()
+	dies := func(a *agent, j *job, name string) {
+		patches := 0
+		j.fence = func(ctx context.Context) (context.Context, context.CancelFunc, error) {
+			if patches++; patches > 1 {
+				return nil, func() {}, executor.ErrFenced
+			}
+			return ctx, func() {}, nil
+		}
+		if o := a.execute(t.Context(), j, name); !stripped(o.ErrorCode, "admission", o.Detail) || !strings.Contains(o.Detail, "its annotations may still be there") {
+			t.Fatalf("%s: %+v", name, o)
+		}
+		j.step(name).Phase = operation.StepRunning
+	}
+	inForce := func(r *kuberig.Rig, a *agent, typ string, n *corev1.Node) {
+		r.Await("it is in force", func(context.Context) (bool, error) {
+			list := preview(t, a, typ, n, `{}`)
+			return len(list) == 1 && stripped(list[0].Code, list[0].Rule, list[0].Detail), nil
+		})
+	}
+	t.Run("cordon", func(t *testing.T) {
+		t.Parallel()
+		r := kuberig.Shared(t)
+		n := r.Node("dying", kuberig.GPUs(8))
+		a, heir := newAgent(t, r, nil), newAgent(t, r, nil)
+		fix(t, r, n, false)
+		inForce(r, a, "node.drain", n)
+		j := newJob(r, "node.drain", n, `{"on_cancel":"restore"}`)
+		if o := a.execute(t.Context(), j, "preflight"); o.Class != operation.OutcomeDone {
+			t.Fatalf("%+v", o)
+		}
+		dies(a, j, "cordon")
+		if now := r.NodeNow(n.Name); now.Annotations[cluster.AnnotationCordon] == "" || now.Spec.Unschedulable {
+			t.Fatalf("the node has %v", now.Annotations)
+		}
+		j = j.generation(2)
+		if f := heir.probe(t.Context(), j, "restore"); f.Phase != operation.StepSucceeded || !f.Nothing {
+			t.Errorf("to restore it finds %+v", f)
+		}
+		if o := heir.execute(t.Context(), j, "cordon"); !stripped(o.ErrorCode, "admission", o.Detail) {
+			t.Errorf("the next lease: %+v", o)
+		}
+		now := r.NodeNow(n.Name)
+		if now.Annotations[cluster.AnnotationCordon] != "" || now.Annotations[annotationDrain] != "" {
+			t.Errorf("left on the node: %v", now.Annotations)
+		}
+		if end, d := heir.observe(j); d.Planned != nil || d.GPUHours == nil || *d.GPUHours != 0 || len(end.Residual) != 0 {
+			t.Errorf("told %q, %s", end.Message, end.Details)
+		}
+	})
+	t.Run("uncordon", func(t *testing.T) {
+		t.Parallel()
+		r := kuberig.Shared(t)
+		n := r.Node("dying")
+		a, heir := newAgent(t, r, nil), newAgent(t, r, nil)
+		a.mustRun(newJob(r, "node.cordon", n, `{}`))
+		before := CordonOf(r.NodeNow(n.Name))
+		fix(t, r, n, true)
+		inForce(r, a, "node.uncordon", n)
+		j := newJob(r, "node.uncordon", n, `{}`)
+		dies(a, j, "uncordon")
+		now := r.NodeNow(n.Name)
+		if c := CordonOf(now); now.Annotations[cluster.AnnotationUncordon] == "" || c == nil || *c != *before {
+			t.Errorf("the cordon was %+v, is %+v; %v", before, c, now.Annotations)
+		}
+		if o := heir.execute(t.Context(), j.generation(2), "uncordon"); !stripped(o.ErrorCode, "admission", o.Detail) {
+			t.Errorf("the next lease: %+v", o)
+		}
+		now = r.NodeNow(n.Name)
+		if c := CordonOf(now); now.Annotations[cluster.AnnotationUncordon] != "" || c == nil || *c != *before {
+			t.Errorf("left on the node: %v", now.Annotations)
+		}
+	})
+	t.Run("by a person", func(t *testing.T) {
+		t.Parallel()
+		r := kuberig.Shared(t)
+		n := r.Node("opened")
+		a, heir := newAgent(t, r, nil), newAgent(t, r, nil)
+		j := newJob(r, "node.cordon", n, `{}`)
+		if o := a.execute(t.Context(), j, "cordon"); o.Class != operation.OutcomeDone {
+			t.Fatalf("%+v", o)
+		}
+		byHand(t, r, n.Name, uncordonPatch)
+		if o := heir.execute(t.Context(), j.generation(2), "cordon"); o.ErrorCode != "uncordoned_externally" {
+			t.Errorf("the next lease: %+v", o)
+		}
+	})
 }
 
 // TestCordonRefusedLate: a policy that comes between preflight and cordon. The drain

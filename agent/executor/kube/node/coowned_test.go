@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -25,6 +26,22 @@ func (b *outcomeBench) apply(manager string) {
 	if err := b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), n, ""); err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+// close has a person cordon the node with tools of their own.
+func (b *outcomeBench) close(manager string) {
+	b.t.Helper()
+	n := b.node()
+	n.Spec.Unschedulable = true
+	n.ManagedFields = []metav1.ManagedFieldsEntry{bookedBy(manager, `{"f:spec":{"f:unschedulable":{}}}`)}
+	if err := b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), n, ""); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// bookedBy is an entry of the API server's books.
+func bookedBy(manager, fields string) metav1.ManagedFieldsEntry {
+	return metav1.ManagedFieldsEntry{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(fields)}
 }
 
 // A person who applies the cordon that an operation placed has it: no operation lifts it
@@ -77,20 +94,40 @@ func TestRestoreOfNothing(t *testing.T) {
 			b.t.Fatal(err)
 		}
 	}
+	restored := func(b *outcomeBench) {
+		b.e.drain().Steps["restore"].Execute(b.t.Context(), b.task)
+		synctest.Wait() // the event is told by then
+	}
 	for name, tt := range map[string]struct {
 		before  func(b *outcomeBench)
 		nothing bool
 		events  int // after the cordon's
 	}{
 		"its own cordon":               {func(*outcomeBench) {}, false, 1},
-		"its own, lifted a moment ago": {func(b *outcomeBench) { b.e.drain().Steps["restore"].Execute(b.t.Context(), b.task) }, false, 2},
-		"somebody else uncordoned it":  {uncordoned, true, 0},
-		"somebody else's":              {func(b *outcomeBench) { b.apply("alice") }, true, 0},
+		"its own, lifted a moment ago": {restored, false, 2},
+		"its own, lifted, and somebody else's now": {func(b *outcomeBench) {
+			restored(b)
+			b.close("alice")
+		}, false, 1},
+		"somebody else uncordoned it": {uncordoned, true, 0},
+		"somebody else's":             {func(b *outcomeBench) { b.apply("alice") }, true, 0},
 		"its own, lifted in an earlier run": {func(b *outcomeBench) {
-			b.e.drain().Steps["restore"].Execute(b.t.Context(), b.task)
-			synctest.Wait() // the event is told by then
+			restored(b)
 			b.task.Assignment.Run++
 		}, true, 1},
+		"its own, lifted in an earlier run, and somebody else's since": {func(b *outcomeBench) {
+			restored(b)
+			b.task.Assignment.Run++
+			b.close("alice")
+			time.Sleep(time.Second)
+			b.task.Step = executor.StepNamed(b.task.Assignment, "cordon")
+			if o := b.e.cordon(b.t.Context(), b.task, &placing{}); o.Class != operation.OutcomeDone || !strings.Contains(o.Detail, "stays theirs") {
+				b.t.Errorf("%+v", o)
+			}
+			synctest.Wait() // the event is told by then
+			uncordoned(b)
+			b.task.Step = protocol.Step{PlanStep: operation.PlanStep{Name: "restore", Cleanup: true}}
+		}, true, 2},
 		"of a node that is gone": {func(b *outcomeBench) {
 			if err := b.client.CoreV1().Nodes().Delete(b.t.Context(), "n", metav1.DeleteOptions{}); err != nil {
 				b.t.Fatal(err)
@@ -110,6 +147,16 @@ func TestRestoreOfNothing(t *testing.T) {
 				time.Sleep(time.Second) // events are named by their time
 				tt.before(b)
 				time.Sleep(time.Second)
+				synctest.Wait() // events are told by then
+				restore := b.agent().drain().Steps["restore"]
+				switch f := restore.Probe(t.Context(), b.task); {
+				case name == "its own cordon":
+					if f.Phase != operation.StepPending {
+						t.Errorf("a successor finds %+v", f)
+					}
+				case f.Phase != operation.StepSucceeded || f.Nothing != tt.nothing || f.Detail == "":
+					t.Errorf("a successor finds %+v", f)
+				}
 				o := b.e.drain().Steps["restore"].Execute(t.Context(), b.task)
 				if o.Class != operation.OutcomeDone || o.Nothing != tt.nothing {
 					t.Errorf("%+v", o)

@@ -74,7 +74,7 @@ func (e *nodes) toCordon(a *protocol.Assignment, n *corev1.Node, p *placing) wis
 	p.placed, p.kept = false, nil
 	now := e.c.Now().UTC() // of this try: an earlier one may have hung for long and come to nothing
 	if !n.Spec.Unschedulable {
-		if marked { // an earlier patch of this run cordoned it: once is enough
+		if marked && !cordonStripped(n) { // an earlier patch of this run cordoned it: once is enough
 			return stopped("uncordoned_externally", fmt.Sprintf("node %s was cordoned by this operation, and somebody uncordoned it", n.Name))
 		}
 		p.placed = true
@@ -153,7 +153,7 @@ func (e *nodes) uncordon(ctx context.Context, t *executor.Task) executor.Outcome
 	n, o := e.patch(ctx, t, "uncordon", nil, func(n *corev1.Node) wish {
 		w, lifts := p.toUncordon(n)
 		if lifts != nil {
-			e.sign(t.Assignment, w.set)
+			e.sign(t.Assignment, lifts, w.set)
 		}
 		if w.done == "" { // else what a try whose answer was lost has lifted stays told
 			lifted = lifts
@@ -216,17 +216,28 @@ func (e *nodes) probeRestore(ctx context.Context, t *executor.Task) executor.Fin
 	case err != nil:
 		return cluster.Unread(err)
 	case code != "":
-		return executor.Found(detail)
-	case !ours(CordonOf(n), t.Assignment.Operation) && mayCordonYet(t.Assignment, n):
-		return executor.ToRun("no cordon of this operation is on the node, but one that an earlier lease asked for may come yet")
-	case !ours(CordonOf(n), t.Assignment.Operation):
-		return executor.Found(noCordon)
+		return executor.FoundNothing(toNothing(detail))
+	case ours(CordonOf(n), t.Assignment.Operation):
+		return executor.ToRun("this operation's cordon is on the node")
+	case mayCordonYet(t.Assignment, n):
+		return executor.ToRun(noCordon(n) + ", but one that an earlier lease asked for may come yet")
+	case lifted(t.Assignment, n): // by a lease that could not say so any more
+		return executor.Found("this operation has lifted its cordon")
 	}
-	return executor.ToRun("this operation's cordon is on the node")
+	return executor.FoundNothing(noCordon(n))
 }
 
-// noCordon is why there is nothing to restore.
-const noCordon = "no cordon of this operation is on the node"
+// noCordon is why there is nothing to restore on a node.
+func noCordon(n *corev1.Node) string {
+	const none = "no cordon of this operation is on the node"
+	if c := CordonOf(n); c != nil {
+		return none + ", which is cordoned by " + describe(c)
+	}
+	return none
+}
+
+// toNothing says so where there is no such node.
+func toNothing(detail string) string { return "nothing to restore: " + detail }
 
 // mayCordonYet tells whether a cordon that an earlier lease asked for, and that a webhook
 // still holds, may land on the node as it was read. One is asked for under the node's
@@ -242,14 +253,11 @@ func (e *nodes) restore(ctx context.Context, t *executor.Task, see func(n *corev
 	judge := func(n *corev1.Node) wish {
 		see(n)
 		c := CordonOf(n)
-		switch {
-		case c == nil:
-			return wish{done: noCordon}
-		case !ours(c, t.Assignment.Operation):
-			return wish{done: noCordon + ", which is cordoned by " + describe(c)}
+		if !ours(c, t.Assignment.Operation) {
+			return wish{done: noCordon(n)}
 		}
 		set := lift()
-		e.sign(t.Assignment, set)
+		e.sign(t.Assignment, c, set)
 		return wish{set: set}
 	}
 	n, o := e.patch(ctx, t, "uncordon", nil, judge)
@@ -263,11 +271,12 @@ func (e *nodes) restore(ctx context.Context, t *executor.Task, see func(n *corev
 	}
 	switch {
 	case o.ErrorCode == "node_gone" || o.ErrorCode == "node_replaced":
-		o = executor.Done(fmt.Sprintf("nothing to restore: %s", o.Detail))
-		o.Nothing = true
+		o = executor.Nothing(toNothing(o.Detail))
 	case o.Class != operation.OutcomeDone:
 	case lifted(t.Assignment, n):
-		e.say(ctx, t, n, "Uncordoned", "Opsplane took the cordon of its drain back")
+		if !n.Spec.Unschedulable { // else somebody has closed it since
+			e.say(ctx, t, n, "Uncordoned", "Opsplane took the cordon of its drain back")
+		}
 	default:
 		o.Nothing = true
 	}

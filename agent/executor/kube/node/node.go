@@ -72,7 +72,7 @@ func (e *nodes) read(ctx context.Context, a *protocol.Assignment) (n *corev1.Nod
 	if code, detail = another(a, n); code != "" {
 		return nil, code, detail, nil
 	}
-	return n, "", "", nil
+	return honest(n), "", "", nil
 }
 
 func absent(a *protocol.Assignment) (code, detail string) {

@@ -28,6 +28,7 @@ func CordonOf(n *corev1.Node) *protocol.Cordon {
 	if !n.Spec.Unschedulable {
 		return nil
 	}
+	n = honest(n)
 	closed, wrote := closedBy(n), setting{manager: annotatedBy(n, cluster.AnnotationCordon)}
 	c, told := readCordon(n.Annotations[cluster.AnnotationCordon])
 	switch {

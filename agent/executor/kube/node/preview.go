@@ -86,7 +86,7 @@ func (e *nodes) preview(ctx context.Context, r protocol.PreviewRequest) ([]proto
 		}
 		var lifts *protocol.Cordon
 		if w, lifts = p.toUncordon(n); lifts != nil {
-			e.sign(a, w.set)
+			e.sign(a, lifts, w.set)
 		}
 	} else {
 		w = e.toCordon(a, n, &placing{})

@@ -50,7 +50,7 @@ func (b *outcomeBench) versioned(admission ...func(n *corev1.Node)) {
 			return true, nil, err
 		}
 		n.ResourceVersion = strconv.Itoa(version + 1)
-		return true, n, b.client.Tracker().Update(nodes, n, "")
+		return true, n, b.client.Tracker().Update(nodes, n, "", metav1.UpdateOptions{FieldManager: fieldManager})
 	})
 }
 

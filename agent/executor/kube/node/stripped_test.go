@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"maps"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -211,4 +213,172 @@ func TestTakeBackSparesWhatCameAfter(t *testing.T) {
 			t.Error(diff)
 		}
 	})
+}
+
+// booked keeps the books of what the agent sets, as the API server does: before admission
+// mutates, so that what it takes out stays in them.
+func (b *outcomeBench) booked(admission func(n *corev1.Node)) {
+	b.versioned(func(n *corev1.Node) {
+		o, err := b.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("nodes"), "", n.Name)
+		if err != nil {
+			b.t.Error(err)
+			return
+		}
+		old := o.(*corev1.Node)
+		set := n.Spec.Unschedulable && !old.Spec.Unschedulable
+		stays := n.Spec.Unschedulable == old.Spec.Unschedulable && closedBy(old).manager == fieldManager
+		owns := map[string]any{}
+		for k := range n.Annotations {
+			owns["f:"+k] = map[string]any{}
+		}
+		fields := map[string]any{"f:metadata": map[string]any{"f:annotations": owns}}
+		if set || stays {
+			fields["f:spec"] = map[string]any{"f:unschedulable": map[string]any{}}
+		}
+		text, err := json.Marshal(fields)
+		if err != nil {
+			b.t.Error(err)
+		}
+		n.ManagedFields = []metav1.ManagedFieldsEntry{bookedBy(fieldManager, string(text))}
+		admission(n)
+	})
+}
+
+// dying has the agent die of its nth patch, once that is stored.
+func (b *outcomeBench) dying(nth int) (stored func()) {
+	fence, n := b.task.Fence, 0
+	b.task.Fence = func(ctx context.Context) (context.Context, context.CancelFunc, error) {
+		if n++; n > nth {
+			return nil, func() {}, executor.ErrFenced
+		}
+		return fence(ctx)
+	}
+	return func() { b.task.Fence = fence }
+}
+
+// An agent that dies before it has taken back what came with a cordon that admission took
+// out leaves nobody to blame: the next lease asks again, and tells what it meets. A person
+// who uncordoned the node in between is told as ever.
+func TestCordonStrippedAndItsAgentDied(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		strips bool // still, under the next lease
+		person bool // has opened the node, of which the cordon was kept
+		code   string
+	}{
+		"still stripped": {strips: true, code: codeRefused},
+		"no longer":      {},
+		"by a person":    {person: true, code: "uncordoned_externally"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b := outcomeSetup(t, aPod("a"))
+				strips := !tt.person
+				b.booked(func(n *corev1.Node) { n.Spec.Unschedulable = n.Spec.Unschedulable && !strips })
+				revive := b.dying(1)
+				_ = b.run(b.e, "preflight")
+				_ = b.run(b.e, "cordon")
+				revive()
+				if n := b.node(); n.Annotations[cluster.AnnotationCordon] == "" || n.Annotations[annotationDrain] == "" || n.Spec.Unschedulable != tt.person {
+					t.Fatalf("the node is %+v, %v", n.Spec, n.Annotations)
+				}
+				if tt.person {
+					n := b.node()
+					n.Spec.Unschedulable, n.ManagedFields = false, []metav1.ManagedFieldsEntry{bookedBy(fieldManager, `{"f:metadata":{"f:annotations":{"f:opsplane.io/cordon":{}}}}`)}
+					if err := b.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), n, ""); err != nil {
+						t.Fatal(err)
+					}
+				}
+				synctest.Wait() // events are told by then
+				strips = tt.strips
+				heir := b.agent()
+				b.task.Assignment.Generation = 2
+				for i := range b.task.Assignment.Steps {
+					b.task.Assignment.Steps[i].Phase = operation.StepPending
+				}
+				if end, d := b.observe(heir); !tt.person && (d.Planned != nil || len(end.Residual) > 0) {
+					t.Errorf("of a cordon that never was it tells %s, left %+v", end.Details, end.Residual)
+				}
+				if f := heir.drain().Steps["restore"].Probe(t.Context(), b.task); f.Phase != operation.StepSucceeded || !f.Nothing {
+					t.Errorf("to restore it finds %+v", f)
+				}
+				time.Sleep(time.Hour)
+				if o := b.run(heir, "cordon"); o.ErrorCode != tt.code || tt.strips && !stripped(o.ErrorCode, "admission", o.Detail) {
+					t.Errorf("%+v", o)
+				}
+				switch n := b.node(); {
+				case tt.strips:
+					if diff := cmp.Diff(map[string]string{cluster.AnnotationMark: "op_1/1/2"}, n.Annotations); diff != "" {
+						t.Errorf("left on the node: %s", diff)
+					}
+				case !tt.person:
+					r, c := readRecord(n, b.task.Assignment), CordonOf(n)
+					if r == nil || c == nil || !r.Planned.Equal(time.Now()) || !c.Since.Equal(time.Now()) {
+						t.Errorf("cordoned by %+v, recorded %+v", c, r)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A lift that admission took out, and whose agent died, left the cordon to whom it belongs.
+func TestLiftStrippedAndItsAgentDied(t *testing.T) {
+	t.Parallel()
+	for _, step := range []string{"uncordon", "restore"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b := outcomeSetup(t, aPod("a"))
+				strips := false
+				b.booked(func(n *corev1.Node) { n.Spec.Unschedulable = n.Spec.Unschedulable || strips })
+				for _, step := range []string{"preflight", "cordon"} {
+					if o := b.run(b.e, step); o.Class != operation.OutcomeDone {
+						t.Fatalf("%s: %+v", step, o)
+					}
+				}
+				before := CordonOf(b.node())
+				strips = true
+				revive := b.dying(1)
+				do := func(e *drainer) executor.Outcome {
+					if step == "uncordon" {
+						return e.uncordon(t.Context(), b.task)
+					}
+					return e.drain().Steps["restore"].Execute(t.Context(), b.task)
+				}
+				b.task.Step = protocol.Step{PlanStep: operation.PlanStep{Name: step, Cleanup: step == "restore"}}
+				_ = do(b.e)
+				revive()
+				synctest.Wait() // events are told by then
+				n := b.node()
+				if n.Annotations[cluster.AnnotationCordon] != "" || LiftOf(n) == nil {
+					t.Fatalf("the node has %v", n.Annotations)
+				}
+				if diff := cmp.Diff(before, CordonOf(n)); diff != "" {
+					t.Errorf("whose cordon it is: %s", diff)
+				}
+				heir := b.agent()
+				b.task.Assignment.Generation = 2
+				if f := heir.drain().Steps[step]; step == "restore" {
+					if f := f.Probe(t.Context(), b.task); f.Phase != operation.StepPending {
+						t.Errorf("it finds %+v", f)
+					}
+				}
+				if o := do(heir); !stripped(o.ErrorCode, "admission", o.Detail) {
+					t.Errorf("still stripped: %+v", o)
+				}
+				if n := b.node(); LiftOf(n) != nil || n.Annotations[cluster.AnnotationCordon] == "" || !cmp.Equal(before, CordonOf(n)) {
+					t.Errorf("left on the node: %v", n.Annotations)
+				}
+				strips = false
+				if o := do(heir); o.Class != operation.OutcomeDone || o.Nothing || b.node().Spec.Unschedulable {
+					t.Errorf("no longer: %+v", o)
+				}
+				synctest.Wait()
+			})
+		})
+	}
 }
