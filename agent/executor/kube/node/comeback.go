@@ -71,11 +71,37 @@ func namedNode(p *corev1.Pod) string {
 type turn struct {
 	since   time.Time // the first came back
 	evicted int
+	earlier int       // that earlier leases may have evicted at this pace
 	not     time.Time // the next is not evicted before
 }
 
-// backMost is the longest wait between two evictions of pods that come back.
-const backMost = 30 * time.Second
+const (
+	// backMost is the longest wait between two evictions of pods that come back.
+	backMost = 30 * time.Second
+	// schedulerKnows is how long after a cordon every scheduler that heeds one does.
+	schedulerKnows = 10 * time.Second
+)
+
+// backPace is the wait after the nth eviction of a pod that came back, from 1.
+func backPace(n int) time.Duration { return min(time.Second<<min(n-1, 16), backMost) }
+
+// paced is how many evictions the pace has allowed within a time.
+func paced(within time.Duration) (n int) {
+	for within -= backPace(1); within >= 0 && n < 1_000; within -= backPace(n + 1) {
+		n++
+	}
+	return n
+}
+
+// of tells whether the pod is one of a controller's. Of one that went before this lease
+// only the name is known: controllers name their pods after themselves.
+func (p *planned) of(o *metav1.OwnerReference, namespace string) bool {
+	if p.pod != nil {
+		return metav1.IsControlledBy(p.pod, &metav1.ObjectMeta{UID: o.UID})
+	}
+	own, is := strings.CutPrefix(p.name, namespace+"/"+o.Name+"-")
+	return is && own != "" && !strings.Contains(own, "-")
+}
 
 // cameBack tells whether a pod that came after the plan is the successor of one that the
 // drain told to go. on are the node's pods as they were found with it: the plan may not
@@ -86,7 +112,7 @@ func (s *session) cameBack(p *corev1.Pod, on map[types.UID]*corev1.Pod) bool {
 		return false
 	}
 	for _, x := range s.plan {
-		if x.pod == nil || x.pod.UID == p.UID || !metav1.IsControlledBy(x.pod, ownerAs(o)) {
+		if x.uid == p.UID || !x.of(o, p.Namespace) {
 			continue
 		}
 		if now := on[x.uid]; x.isGone || x.going() || now == nil || now.DeletionTimestamp != nil {
@@ -96,9 +122,9 @@ func (s *session) cameBack(p *corev1.Pod, on map[types.UID]*corev1.Pod) bool {
 	return false
 }
 
-func ownerAs(o *metav1.OwnerReference) metav1.Object { return &metav1.ObjectMeta{UID: o.UID} }
-
-// turnOf is the turn of the pods that share p's controller; nil: p did not come back.
+// turnOf is the turn of the pods that share p's controller; nil: p did not come back. How
+// often they came back under earlier leases nobody has kept: it is taken to be as often as
+// the pace allowed since the cordon, which is slow then and never too fast.
 func (s *session) turnOf(p *planned, now time.Time) *turn {
 	if !p.back || p.pod == nil {
 		return nil
@@ -108,7 +134,11 @@ func (s *session) turnOf(p *planned, now time.Time) *turn {
 		s.turns = map[types.UID]*turn{}
 	}
 	if s.turns[uid] == nil {
-		s.turns[uid] = &turn{since: now}
+		t := &turn{since: now}
+		if s.inherited && now.Sub(s.record.Planned) > schedulerKnows {
+			t.earlier = s.free(p) + paced(now.Sub(s.record.Planned))
+		}
+		s.turns[uid] = t
 	}
 	return s.turns[uid]
 }
@@ -122,7 +152,7 @@ func (s *session) free(p *planned) (n int) {
 	}
 	o := metav1.GetControllerOf(p.pod)
 	for _, x := range s.plan {
-		if x.pod != nil && !x.back && metav1.IsControlledBy(x.pod, ownerAs(o)) {
+		if !x.back && x.of(o, p.pod.Namespace) {
 			n++
 		}
 	}
@@ -138,8 +168,8 @@ func (s *session) takeTurn(p *planned, now time.Time) {
 	}
 	p.turned = true
 	t.evicted++
-	if n := t.evicted - s.free(p); n > 0 {
-		t.not = now.Add(min(time.Second<<min(n-1, 16), backMost))
+	if n := t.earlier + t.evicted - s.free(p); n > 0 {
+		t.not = now.Add(backPace(n))
 	}
 }
 
@@ -147,7 +177,7 @@ func (s *session) takeTurn(p *planned, now time.Time) {
 // that did not.
 func (s *session) returns(p *planned, now time.Time) (h *hold, wait time.Duration) {
 	t := s.turnOf(p, now)
-	if t == nil || t.evicted <= s.free(p) {
+	if t == nil || t.evicted == 0 || t.earlier+t.evicted <= s.free(p) {
 		return nil, 0
 	}
 	who, rule := controller(p.pod)
@@ -162,6 +192,9 @@ func (s *session) returns(p *planned, now time.Time) (h *hold, wait time.Duratio
 		h.act = fmt.Sprintf("see that what places the pods of %s heeds a cordon, or scale it down, then drain again", who)
 	}
 	h.why += fmt.Sprintf("; %d that came back were evicted", t.evicted)
+	if t.earlier > 0 {
+		h.why += " under this lease"
+	}
 	if wait = t.not.Sub(now); wait > 0 && !p.going() {
 		h.why += fmt.Sprintf(", and this one is evicted at %s", t.not.UTC().Format(time.RFC3339))
 	}

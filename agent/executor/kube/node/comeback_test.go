@@ -129,39 +129,7 @@ func TestPodsThatComeBack(t *testing.T) {
 				b := outcomeSetup(t, pods...)
 				b.task.Assignment.Payload = []byte(tt.payload)
 				var mu sync.Mutex
-				removed := 0
-				succeed := func(name string) {
-					mu.Lock()
-					defer mu.Unlock()
-					removed++
-					line, round, _ := strings.Cut(name, "-")
-					var nr int
-					if _, err := fmt.Sscan(round, &nr); err != nil {
-						t.Error(err)
-					}
-					// It is told to stop before its controller makes the next one.
-					pods := corev1.SchemeGroupVersion.WithResource("pods")
-					o, err := b.client.Tracker().Get(pods, "ns", name)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					stopping := o.(*corev1.Pod).DeepCopy()
-					stopping.DeletionTimestamp = ptr.To(metav1.Now())
-					if err := b.client.Tracker().Update(pods, stopping, "ns"); err != nil {
-						t.Error(err)
-					}
-					if nr++; (tt.rounds == 0 || nr <= tt.rounds) && removed < 100 { // far more than any pace allows
-						next := aPod(fmt.Sprintf("%s-%d", line, nr), tt.change)
-						next.Spec.NodeName = "n"
-						if err := b.client.Tracker().Add(next); err != nil {
-							t.Error(err)
-						}
-					}
-					if err := b.client.Tracker().Delete(pods, "ns", name); err != nil {
-						t.Error(err)
-					}
-				}
+				succeed, removed := b.succeeds(tt.change, tt.rounds)
 				met := map[string]int{}
 				b.e.send = func(_ context.Context, ev *policyv1.Eviction) error {
 					if len(ev.DeleteOptions.DryRun) > 0 {
@@ -200,14 +168,117 @@ func TestPodsThatComeBack(t *testing.T) {
 				if o.ErrorCode != tt.code || !strings.Contains(o.Detail, tt.says) || tt.code == codeReturns && o.ActionCode != operation.ActRestoreDependency {
 					t.Errorf("%+v", o)
 				}
-				if removed != tt.want {
-					t.Errorf("%d pods were told to go, not %d", removed, tt.want)
+				if got := removed(); got != tt.want {
+					t.Errorf("%d pods were told to go, not %d", got, tt.want)
 				}
 				if x, back := told[codeReturns]; back && tt.fails > 0 {
 					t.Errorf("one that was late for once, told %+v", x)
 				}
 				if x := told[codeReturns]; tt.code == codeReturns && (x.Rule != "replicaset/ns/web" || x.Since == nil || !strings.Contains(x.Detail, tt.says)) {
 					t.Errorf("told %+v", told)
+				}
+			})
+		})
+	}
+}
+
+// succeeds has a controller make the next of its pods ("NAME-1" after "NAME-0") on the node
+// for each that is told to go, so many rounds; 0: always. It counts those that are.
+func (b *outcomeBench) succeeds(change func(p *corev1.Pod), rounds int) (succeed func(name string), removed func() int) {
+	var mu sync.Mutex
+	n := 0
+	succeed = func(name string) {
+		mu.Lock()
+		defer mu.Unlock()
+		n++
+		line, round, _ := strings.Cut(name, "-")
+		var nr int
+		if _, err := fmt.Sscan(round, &nr); err != nil {
+			b.t.Error(err)
+		}
+		// It is told to stop before its controller makes the next one.
+		pods := corev1.SchemeGroupVersion.WithResource("pods")
+		o, err := b.client.Tracker().Get(pods, "ns", name)
+		if err != nil {
+			b.t.Error(err)
+			return
+		}
+		stopping := o.(*corev1.Pod).DeepCopy()
+		stopping.DeletionTimestamp = ptr.To(metav1.Now())
+		if err := b.client.Tracker().Update(pods, stopping, "ns"); err != nil {
+			b.t.Error(err)
+		}
+		if nr++; (rounds == 0 || nr <= rounds) && n < 100 { // far more than any pace allows
+			next := aPod(fmt.Sprintf("%s-%d", line, nr), change)
+			next.Spec.NodeName = "n"
+			if err := b.client.Tracker().Add(next); err != nil {
+				b.t.Error(err)
+			}
+		}
+		if err := b.client.Tracker().Delete(pods, "ns", name); err != nil {
+			b.t.Error(err)
+		}
+	}
+	return succeed, func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return n
+	}
+}
+
+// Who takes a drain over knows by their names that pods came back, and goes on at the pace
+// that they may have been evicted at since the cordon, which is not told as a count. Those
+// that a scheduler may have placed before it knew of the cordon are none of them.
+func TestPodsThatCameBackUnderAnEarlierLease(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		line   string        // its ReplicaSet is web
+		after  time.Duration // the cordon, the lease is taken over
+		change func(p *corev1.Pod)
+		want   int // evictions in 110 s
+		says   string
+	}{
+		"long after":              {"web", 10 * time.Minute, named, 4, "4 that came back were evicted under this lease"}, // at 0, 30, 60 and 90 s
+		"by a blind scheduler":    {"web", 10 * time.Minute, func(*corev1.Pod) {}, 4, "does not heed that; 4 that came back were evicted under this lease"},
+		"a moment after":          {"web", 5 * time.Second, named, 8, "8 that came back were evicted"},
+		"a moment after, by late": {"web", 5 * time.Second, func(*corev1.Pod) {}, 1 + 8, "9 that came back were evicted"},
+		"named otherwise":         {"db", 10 * time.Minute, named, 1 + 4, "4 that came back were evicted under this lease"}, // the first is not known to be back
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b := outcomeSetup(t, aPod(tt.line+"-0", tt.change))
+				for _, step := range []string{"preflight", "cordon"} {
+					if o := b.run(b.e, step); o.Class != operation.OutcomeDone {
+						t.Fatalf("%s: %+v", step, o)
+					}
+				}
+				succeed, removed := b.succeeds(tt.change, 0)
+				succeed(tt.line + "-0") // under the first lease
+				time.Sleep(tt.after)
+				synctest.Wait() // events are told by then
+				heir := b.agent()
+				heir.send = func(_ context.Context, ev *policyv1.Eviction) error {
+					if len(ev.DeleteOptions.DryRun) == 0 {
+						succeed(ev.Name)
+					}
+					return nil
+				}
+				ctx, cancel := b.until(110 * time.Second)
+				defer cancel()
+				b.task.Assignment.Generation = 2
+				b.task.Step = executor.StepNamed(b.task.Assignment, "evict")
+				o := heir.drain().Steps["evict"].Execute(ctx, b.task)
+				if o.Class == operation.OutcomeDone {
+					b.task.Step = executor.StepNamed(b.task.Assignment, "wait")
+					o = heir.drain().Steps["wait"].Execute(ctx, b.task)
+				}
+				if o.ErrorCode != codeReturns || !strings.Contains(o.Detail, tt.says) {
+					t.Errorf("%+v", o)
+				}
+				if got := removed() - 1; got != tt.want {
+					t.Errorf("%d evictions, not %d", got, tt.want)
 				}
 			})
 		})

@@ -123,7 +123,7 @@ func (d *drive) makePlan(ctx context.Context, n *corev1.Node) *executor.Outcome 
 		plan = old.plan()
 	}
 	if old != nil && (s.record == nil || s.record.Planned.IsZero()) {
-		s.record = old
+		s.record, s.inherited = old, true
 	}
 	s.plan = plan
 	pods, _ := s.pods.In("")

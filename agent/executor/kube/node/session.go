@@ -118,10 +118,13 @@ type session struct {
 	endNodes context.CancelFunc
 
 	record *record
-	plan   map[types.UID]*planned
-	came   map[types.UID]string   // pods that came after the plan, left alone
-	late   map[types.UID]*planned // that came after the plan, and that the drain may not evict
-	turns  map[types.UID]*turn    // of controllers whose pods come back, by UID
+	// inherited: an earlier lease of the run has made the record.
+	inherited bool
+
+	plan  map[types.UID]*planned
+	came  map[types.UID]string   // pods that came after the plan, left alone
+	late  map[types.UID]*planned // that came after the plan, and that the drain may not evict
+	turns map[types.UID]*turn    // of controllers whose pods come back, by UID
 	// goneAt is when the node was seen to be gone; zero: it is there.
 	goneAt time.Time
 
