@@ -66,7 +66,7 @@ type Condition struct {
 	Status  string    `json:"status"` // True, False, Unknown
 	Reason  string    `json:"reason,omitempty"`
 	Message string    `json:"message,omitempty"`
-	Since   time.Time `json:"since"`
+	Since   time.Time `json:"since,omitzero"` // zero: whoever set it does not say
 }
 
 // Device is a GPU as reported.

@@ -139,14 +139,9 @@ func TestNodeGoneWithPodsStillThere(t *testing.T) {
 func TestForcedPodThatStays(t *testing.T) {
 	t.Parallel()
 	pod := aPod("stuck", withHold, ago(time.Hour))
+	pod.DeletionGracePeriodSeconds = ptr.To[int64](0)
 	p := &planned{uid: pod.UID, name: key(pod), pod: pod, stage: withoutGrace, forced: "deleted without grace"}
 	d := &details{}
-	d.add(p, pod, &reading{node: theNode(true), at: time.Now()}, false)
-	if o := d.Pods[0]; o.Forced || !strings.HasSuffix(o.Detail, "its deletion without grace was accepted and did nothing") {
-		t.Errorf("with its grace as it was: %+v", o)
-	}
-	pod.DeletionGracePeriodSeconds = ptr.To[int64](0)
-	d = &details{}
 	d.add(p, pod, &reading{node: theNode(true), at: time.Now()}, false)
 	if o := d.Pods[0]; o.Forced || d.Counts.Forced != 0 || o.Outcome != outcomeStopping || !strings.Contains(o.Detail, "its finalizer example.com/hold is not removed, though it was deleted without grace") {
 		t.Errorf("%+v, %+v", o, d.Counts)
@@ -299,4 +294,28 @@ func TestEndpointsOfNamespacesThatWent(t *testing.T) {
 		used.Release()
 		time.Sleep(time.Minute)
 	})
+}
+
+// Whoever writes a node's conditions need not say since when they hold: then nobody does.
+func TestAilingSinceNobodyKnowsWhen(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for name, tt := range map[string]struct {
+		status corev1.ConditionStatus
+		at     time.Time
+		why    string
+	}{
+		"unreachable":             {corev1.ConditionUnknown, at, "node n is unreachable since 2026-01-02T03:04:05Z, so nobody can see its pods stop"},
+		"unreachable, no time":    {corev1.ConditionUnknown, time.Time{}, "node n is unreachable, so nobody can see its pods stop"},
+		"not ready":               {corev1.ConditionFalse, at, "node n is not ready since 2026-01-02T03:04:05Z, so its pods may be slow to stop: down"},
+		"not ready, without time": {corev1.ConditionFalse, time.Time{}, "node n is not ready, so its pods may be slow to stop: down"},
+	} {
+		n := theNode(true, corev1.NodeCondition{Type: corev1.NodeReady, Status: tt.status, LastTransitionTime: metav1.NewTime(tt.at), Message: "down"})
+		if _, why := ailing(n, at.Add(time.Hour)); why != tt.why {
+			t.Errorf("%s: %s", name, why)
+		}
+		if since := readySince(n); (since == nil) != tt.at.IsZero() || since != nil && !since.Equal(tt.at) {
+			t.Errorf("%s: since %v", name, since)
+		}
+	}
 }

@@ -320,12 +320,15 @@ func ailing(n *corev1.Node, now time.Time) (code, why string) {
 	if c == nil {
 		return "", ""
 	}
-	since := c.LastTransitionTime.Time
+	since := ""
+	if !c.LastTransitionTime.IsZero() { // whoever writes conditions need not say
+		since = " since " + c.LastTransitionTime.UTC().Format(time.RFC3339)
+	}
 	switch {
 	case c.Status == corev1.ConditionUnknown:
-		return "node_unreachable", fmt.Sprintf("node %s is unreachable since %s, so nobody can see its pods stop", n.Name, since.UTC().Format(time.RFC3339))
-	case c.Status == corev1.ConditionFalse && now.Sub(since) > notReadyFor:
-		why = fmt.Sprintf("node %s is not ready since %s, so its pods may be slow to stop", n.Name, since.UTC().Format(time.RFC3339))
+		return "node_unreachable", fmt.Sprintf("node %s is unreachable%s, so nobody can see its pods stop", n.Name, since)
+	case c.Status == corev1.ConditionFalse && now.Sub(c.LastTransitionTime.Time) > notReadyFor:
+		why = fmt.Sprintf("node %s is not ready%s, so its pods may be slow to stop", n.Name, since)
 		if c.Message != "" {
 			why += ": " + c.Message
 		}
@@ -340,8 +343,7 @@ func readySince(n *corev1.Node) *time.Time {
 	if c == nil {
 		return nil
 	}
-	at := c.LastTransitionTime.UTC()
-	return &at
+	return moment(c.LastTransitionTime.Time)
 }
 
 // notReadyFor is how long a node is not ready until that is worth a word: it is for a
