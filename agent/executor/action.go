@@ -35,6 +35,7 @@ var advices = map[string]advice{
 	"pdb_blocked":           {true, operation.ActRestoreDependency, "raise the disruption budget or add replicas, then drain again"},
 	"eviction_refused":      {true, operation.ActRestoreDependency, "ask the owner of the admission policy that refuses the eviction, then drain again"},
 	"eviction_unanswered":   {true, operation.ActRestoreDependency, "see that every admission webhook that the API server asks about evictions answers, or take it away, then drain again"},
+	"deletion_unanswered":   {true, operation.ActRestoreDependency, "see that every admission webhook that the API server asks about deletions of pods answers, or take it away, then drain again"},
 	"namespace_terminating": {true, operation.ActRestoreDependency, "find out what keeps the namespace from ending, then drain again"},
 	"volume_attached":       {true, operation.ActRestoreDependency, "find out what keeps the volume attached, then drain again"},
 	"admission_refused":     {true, operation.ActRestoreDependency, "ask the owner of the admission policy or webhook that refuses it, then retry"},

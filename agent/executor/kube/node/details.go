@@ -269,10 +269,7 @@ func (d *details) add(p *planned, now *corev1.Pod, r *reading, abrupt bool) {
 	case now.DeletionTimestamp != nil:
 		o.Outcome = outcomeStopping
 		_, _, o.Detail = staying(&session{node: r.node}, &planned{pod: now}, r.at)
-		switch g := now.DeletionGracePeriodSeconds; {
-		case p.stage == withoutGrace && g != nil && *g > 0:
-			o.Detail += ", and its deletion without grace was accepted and did nothing"
-		case p.stage > 0:
+		if p.stage > 0 {
 			o.Detail += ", though it was " + p.forced
 		}
 	default:

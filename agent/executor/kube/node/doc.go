@@ -29,7 +29,7 @@
 // (b): each names the UID of one planned pod. One that lands after its lease does what
 // the next lease would do, so an eviction that went unanswered may take longer than
 // calls are given, until the deadline at most: webhooks may take 30 s. So may one after
-// which there would be no time for a second.
+// which there would be no time for a second, and a deletion in the force window.
 //
 // # What a successor knows
 //

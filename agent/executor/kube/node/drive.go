@@ -195,8 +195,8 @@ func (d *drive) start(ctx context.Context, l *look) {
 		d.inFlight++
 		p.inFlight = true
 		k := call{p: p, uid: p.uid, stage: l.force[p], lost: p.lost, finished: p.finished}
-		if k.stage == 0 && d.isPatient(p) {
-			k.within = d.patience()
+		if d.isPatient(p, k.stage) {
+			k.within = d.patience(k.stage)
 		}
 		k.namespace, k.name, _ = strings.Cut(p.name, "/")
 		switch {
@@ -312,7 +312,7 @@ func (d *drive) take(r result) {
 				d.allowances.empty(now, b)
 			}
 		}
-		p.unheard.needs = r.took
+		p.unheard.of(r.stage).needs = r.took
 		p.refused(why, now, r.reply.RetryAfter)
 	}
 }

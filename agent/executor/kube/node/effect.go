@@ -11,32 +11,33 @@ import (
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#dry-run
 const codeNoEffect = "eviction_without_effect"
 
-// vain is what is known of calls about a pod that were accepted and did nothing, in a
+// A deletion does what is asked of it: admission may deny it and changes nothing of it.
+// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#response
+
+// vain is what is known of evictions of a pod that were accepted and did nothing, in a
 // row. The zero value: there is none.
 type vain struct {
 	since time.Time // the first was accepted
 	times int       // that the pod was read and not told to stop; what is accepted then proves nothing
-	stage int       // of the last
 }
 
 // refusal is what keeps a pod that was read after its eviction was accepted.
 func (v *vain) refusal(pod string) *refusal {
-	what, since := "eviction", v.since.UTC()
-	if v.stage > 0 {
-		what = "deletion"
-	}
-	how := ""
+	since, how := v.since.UTC(), ""
 	if v.times > 1 {
 		how = fmt.Sprintf(", the last of %d tries", v.times)
 	}
-	return &refusal{stage: v.stage, code: codeNoEffect, rule: "admission", since: &since,
-		why: fmt.Sprintf("pod %s: its %s was accepted and did nothing%s: it is not told to stop; admission, as a mutating webhook, may have made a dry run of it", pod, what, how)}
+	return &refusal{code: codeNoEffect, rule: "admission", since: &since,
+		why: fmt.Sprintf("pod %s: its eviction was accepted and did nothing%s: it is not told to stop; admission, as a mutating webhook, may have made a dry run of it", pod, how)}
 }
 
-// accepted books a call that the API server took. Where such calls came to nothing
-// before, it is the pod that tells.
+// accepted books a call that the API server took. Where evictions came to nothing
+// before, it is the pod that tells of the next.
 func (d *drive) accepted(p *planned, r result, now time.Time) {
 	p.unheard = unheard{}
+	if r.stage > 0 {
+		p.vain = vain{}
+	}
 	if v := &p.vain; v.times == 0 {
 		p.tries, p.refusal, p.taken, v.since = 0, nil, true, now
 		if r.stage == 0 { // finer than the deletionTimestamp's seconds
@@ -62,15 +63,11 @@ func (d *drive) unseen(stage int) time.Duration {
 }
 
 // withoutEffect books that a pod was read and is not told to stop, though the API server
-// accepted that: it was not evicted, and nor was it forced out.
-func (d *drive) withoutEffect(p *planned, now time.Time) {
-	v := &p.vain
-	if p.stage > 0 && v.stage == 0 {
-		d.t.Note("without_effect", fmt.Sprintf("pod %s (%s): its deletion was accepted and did nothing", p.name, p.uid))
-	}
-	v.times, v.stage = v.times+1, p.stage
-	p.evicted, p.taken, p.noGrace, p.stage, p.forced = time.Time{}, false, false, 0, ""
-	p.refused(v.refusal(p.name), now, 0)
+// accepted its eviction: it was not evicted.
+func (p *planned) withoutEffect(now time.Time) {
+	p.vain.times++
+	p.evicted, p.taken, p.noGrace, p.forced = time.Time{}, false, false, ""
+	p.refused(p.vain.refusal(p.name), now, 0)
 }
 
 // noteForced notes a pod that was removed against a rule.
@@ -79,10 +76,8 @@ func (d *drive) noteForced(p *planned, r result) {
 	case r.stage > 0:
 		p.stage = r.stage
 		p.forced = d.why(p)
-		if r.stage > p.vain.stage { // else it was noted
-			d.sayForced(p)
-			d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
-		}
+		d.sayForced(p)
+		d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
 	case p.verdict.unmanaged && !r.finished && p.forced == "":
 		p.forced = "evicted, because the drain has force: true; it has no controller, so nothing starts it again"
 		if !p.noted {

@@ -20,8 +20,8 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// vainly is a drain of pods whose evictions, and deletions if they are to be vain as well,
-// are accepted and do nothing until the nth of each pod. It runs until its end.
+// vainly is a drain of pods whose evictions are accepted and do nothing until the nth of
+// each pod. It runs until its end.
 type vainly struct {
 	*outcomeBench
 	mu      sync.Mutex
@@ -34,7 +34,7 @@ type vainly struct {
 	begun   time.Time
 }
 
-func drainVainly(t *testing.T, within time.Duration, payload string, works int, deletes bool, pods ...string) (*vainly, executor.Outcome) {
+func drainVainly(t *testing.T, within time.Duration, payload string, works int, pods ...string) (*vainly, executor.Outcome) {
 	t.Helper()
 	b := &vainly{asked: map[string][]time.Time{}}
 	b.outcomeBench = outcomeSetup(t)
@@ -62,7 +62,7 @@ func drainVainly(t *testing.T, within time.Duration, payload string, works int, 
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.deleted++
-		return !deletes, nil, nil
+		return false, nil, nil
 	})
 	b.task.Assignment.Payload = []byte(payload)
 	for _, step := range []string{"preflight", "cordon"} {
@@ -96,7 +96,7 @@ func TestEvictionsWithoutEffect(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				defer time.Sleep(2 * linger)
-				b, o := drainVainly(t, within, "", 0, false, "a", "b")
+				b, o := drainVainly(t, within, "", 0, "a", "b")
 				if o.Class != operation.OutcomeWaiting || o.ErrorCode != codeNoEffect || !strings.Contains(o.ActionText, "mutating webhook") || !strings.Contains(o.Detail, "0 of 2 pods gone, waiting for pod ns/a: its eviction was accepted and did nothing") {
 					t.Errorf("it ended with %+v", o)
 				}
@@ -133,7 +133,7 @@ func TestEvictionThatHasEffectAtLast(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		defer time.Sleep(2 * linger)
-		b, o := drainVainly(t, 2*time.Minute, "", 3, false, "a")
+		b, o := drainVainly(t, 2*time.Minute, "", 3, "a")
 		if o.Class != operation.OutcomeDone || len(b.last) != 0 || len(b.shown) != 1 || len(b.asked["a"]) != 3 {
 			t.Errorf("%+v after %d evictions, told %+v", o, len(b.asked["a"]), b.last)
 		}
@@ -143,47 +143,20 @@ func TestEvictionThatHasEffectAtLast(t *testing.T) {
 	})
 }
 
-// In the force window such a pod is deleted. One whose deletion does nothing either is
-// not gone, and not forced.
+// In the force window such a pod is deleted, which admission makes no dry run of.
 func TestForcedPastEvictionsWithoutEffect(t *testing.T) {
 	t.Parallel()
-	for name, deletes := range map[string]bool{"and they do": true, "and they do nothing": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				defer time.Sleep(2 * linger)
-				b, o := drainVainly(t, time.Minute, `{"on_deadline":"force","force_window_seconds":40}`, 0, deletes, "a")
-				end, d := b.observe(b.e)
-				notes := func(code string) int {
-					n := 0
-					for _, s := range b.notes {
-						if strings.HasPrefix(s, code+": pod ns/a") {
-							n++
-						}
-					}
-					return n
-				}
-				if notes("forced") != 1 || b.deleted == 0 || b.deleted > 4 {
-					t.Errorf("%d deletions, notes %q", b.deleted, b.notes)
-				}
-				if deletes {
-					if o.Class != operation.OutcomeDone || d.Counts.Gone != 1 || d.Counts.Forced != 1 || notes("without_effect") != 0 {
-						t.Errorf("%+v, %+v", o, d)
-					}
-					return
-				}
-				if o.ErrorCode != codeNoEffect || !strings.Contains(o.Detail, "its deletion was accepted and did nothing, the last of") || notes("without_effect") != 1 {
-					t.Errorf("%+v, notes %q", o, b.notes)
-				}
-				if p := d.Pods[0]; p.Outcome != outcomeLeft || p.Forced || d.Counts.Gone != 0 || d.Counts.Forced != 0 || !strings.Contains(p.Detail, "its deletion was accepted and did nothing") {
-					t.Errorf("%+v", p)
-				}
-				if slices.ContainsFunc(end.Verified, func(s string) bool { return strings.Contains(s, "gone by UID") }) {
-					t.Errorf("verified %q", end.Verified)
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * linger)
+		b, o := drainVainly(t, time.Minute, `{"on_deadline":"force","force_window_seconds":40}`, 0, "a")
+		_, d := b.observe(b.e)
+		if len(b.notes) != 1 || !strings.HasPrefix(b.notes[0], "forced: pod ns/a") || !strings.Contains(b.notes[0], "its eviction was accepted and did nothing") || b.deleted != 1 {
+			t.Errorf("%d deletions, notes %q", b.deleted, b.notes)
+		}
+		if o.Class != operation.OutcomeDone || d.Counts.Gone != 1 || d.Counts.Forced != 1 {
+			t.Errorf("%+v, %+v", o, d)
+		}
+	})
 }
 
 // A pod whose accepted eviction was not seen yet says that at the end.

@@ -180,7 +180,7 @@ func (s *survey) blockers(n *corev1.Node, now clock, refused map[types.UID]*refu
 // severity orders blockers: what ends a drain comes before what it waits for.
 var severity = map[string]int{
 	"api_unavailable": 1, "node_unreachable": 2, codeRefused: 3, "two_pdbs": 3, "unmanaged_pod": 3, "orphaned_daemonset_pod": 3, "local_data": 3,
-	"eviction_refused": 4, codeUnanswered: 4, codeNoEffect: 4, "pdb": 5, codeReturns: 5, "namespace_terminating": 6, "finalizer": 7, "api_error": 8, "throttled": 8,
+	"eviction_refused": 4, codeUnanswered: 4, codeUndeleted: 4, codeNoEffect: 4, "pdb": 5, codeReturns: 5, "namespace_terminating": 6, "finalizer": 7, "api_error": 8, "throttled": 8,
 	"node_not_ready": 9, "terminating": 9, "stopping": 9, "still_serving": 10, "volume_attached": 10, "tolerates_cordon": 11,
 	codeUntold: 12,
 }

@@ -29,11 +29,7 @@ type call struct {
 // evictPod is an effect of kind (b): it names the UID of one planned pod.
 func (d *drive) evictPod(ctx context.Context, k call) (cluster.Reply, *executor.Outcome) {
 	ev := eviction(k.namespace, k.name, k.uid, d.p.GracePeriodSeconds)
-	send := func(ctx context.Context) error { return d.send(ctx, ev) }
-	if k.within > 0 {
-		return d.c.RepeatableWithin(ctx, d.t, k.within, "evict", "pod/"+string(k.uid), k.key(), send)
-	}
-	return d.c.Repeatable(ctx, d.t, "evict", "pod/"+string(k.uid), k.key(), send)
+	return d.repeatable(ctx, k, "evict", func(ctx context.Context) error { return d.send(ctx, ev) })
 }
 
 func (k call) key() string { return k.namespace + "/" + k.name }
@@ -53,9 +49,16 @@ func (d *drive) deletePod(ctx context.Context, k call) (cluster.Reply, *executor
 		what = fmt.Sprintf("delete with %d s of grace", k.grace)
 	}
 	o := metav1.DeleteOptions{GracePeriodSeconds: &k.grace, Preconditions: &metav1.Preconditions{UID: &k.uid}}
-	return d.c.Repeatable(ctx, d.t, what, "pod/"+string(k.uid), k.key(), func(ctx context.Context) error {
+	return d.repeatable(ctx, k, what, func(ctx context.Context) error {
 		return d.c.Client.CoreV1().Pods(k.namespace).Delete(ctx, k.name, o)
 	})
+}
+
+func (d *drive) repeatable(ctx context.Context, k call, what string, send func(ctx context.Context) error) (cluster.Reply, *executor.Outcome) {
+	if k.within > 0 {
+		return d.c.RepeatableWithin(ctx, d.t, k.within, what, "pod/"+string(k.uid), k.key(), send)
+	}
+	return d.c.Repeatable(ctx, d.t, what, "pod/"+string(k.uid), k.key(), send)
 }
 
 // ownGrace is the pod's own grace period in seconds; preStop hooks run within it.
@@ -113,7 +116,7 @@ func (d *drive) found(p *planned, l *looked) {
 		case p.finished: // it never stands in the way
 			p.not, p.evicted = now.Add(time.Hour), time.Time{}
 		case accepted:
-			d.withoutEffect(p, now)
+			p.withoutEffect(now)
 		case doubt != nil:
 			p.refused(doubt, now, 0)
 		default:

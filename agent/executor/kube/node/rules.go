@@ -106,9 +106,11 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 			return &o
 		}
 		r := p.refusal
-		if force && r != nil && r.stage > 0 && now.Before(p.not) { // what refuses deletions stands in the way, whatever the budget says
+		if wait := p.not.Sub(now); force && r != nil && r.stage > 0 && (wait > 0 || d.overdue(p)) { // what refuses deletions stands in the way, whatever the budget says
 			l.holds = append(l.holds, held{r.hold(), "pod/" + p.name, p})
-			l.wake(p.not.Sub(now))
+			if wait > 0 {
+				l.wake(wait)
+			}
 			continue
 		}
 		switch again := r == nil || d.again(p, all, now); {
@@ -126,7 +128,9 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 		switch {
 		case h != nil && force && h.code != "api_unavailable":
-			p.heldBy = h.why
+			if h.code != codeUndeleted { // what held it is what was before
+				p.heldBy = h.why
+			}
 			add(p, withGrace)
 		case h != nil:
 			l.holds = append(l.holds, held{*h, "pod/" + p.name, p})
@@ -177,6 +181,9 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	if unheard := l.away && code == "stopping"; !unheard && (d.gone || l.pending) {
 		h := l.hold(code, "pod/"+p.name, rule, fmt.Sprintf("pod %s: %s", p.name, why), p)
 		h.since, h.act = stayingSince(d.s, p, code, rule), toRemove(rule)
+		if u := &p.unheard; u.stage > 0 && u.tries > 0 {
+			h.why += fmt.Sprintf(", and %s: %s", u, mayHang)
+		}
 		if s := l.services[p.uid]; s != "" {
 			h.why += ", and it still serves requests of service " + s
 		}
@@ -190,7 +197,7 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	if soon := removedWithin - now.Sub(endedAt(p.pod)); soon > 0 && len(p.pod.Finalizers) > 0 {
 		l.wake(soon + time.Second)
 	}
-	if !force || p.inFlight || isKept(p.pod) {
+	if !force || p.inFlight || isKept(p.pod) || d.overdue(p) {
 		return
 	}
 	if now.Before(p.not) {
