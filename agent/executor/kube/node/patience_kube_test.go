@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -149,5 +150,47 @@ func TestCordonBehindSlowWebhook(t *testing.T) {
 		if now := r.NodeNow(n.Name).Spec.Unschedulable; now != (typ == "node.cordon") {
 			t.Errorf("after %s the node is unschedulable: %t", typ, now)
 		}
+	}
+}
+
+// TestForcedBehindSlowWebhook: the API server asks a webhook about deletions of pods that
+// takes longer than calls are given. What is left is forced out all the same, once each.
+func TestForcedBehindSlowWebhook(t *testing.T) {
+	t.Parallel()
+	r := kuberig.Shared(t)
+	n, ns := r.Node("slow"), r.Namespace()
+	r.Deployment(ns, "web", 2, kuberig.OnNode(n.Name))
+	r.PDB(ns, "web", "web", kuberig.MinAvailable("2"))
+	r.AwaitPDB(ns, "web", "counts 2", func(b *budgetObject) bool { return b.Status.CurrentHealthy == 2 })
+	user := r.User("agent")
+	grant(r, user)
+	a := agentOf(t, r.Kubeconfig(user), nil)
+	ofDeletions := admissionv1.RuleWithOperations{Operations: []admissionv1.OperationType{admissionv1.Delete},
+		Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}}}
+	slowHook(t, r, ofDeletions, fmt.Sprintf("request.namespace == %q && request.userInfo.username == %q", ns, user), 12*time.Second, 30)
+	pods := r.Client(user).CoreV1().Pods(ns)
+	list, err := pods.List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 2 {
+		t.Fatalf("%d pods, %v", len(list.Items), err)
+	}
+	r.Await("it is in force", func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		return pods.Delete(ctx, list.Items[0].Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}) != nil, nil
+	})
+	r.MarkAudit()
+	j := newJob(r, "node.drain", n, `{"on_deadline":"force","force_window_seconds":30,"grace_period_seconds":1}`).within(35 * time.Second)
+	a.mustRun(j)
+	if _, d := a.observe(j); d.Counts.Forced != 2 || d.Counts.Gone != 2 {
+		t.Errorf("counts %+v", d.Counts)
+	}
+	deleted := map[string]int{}
+	for _, e := range r.Audit(user) {
+		if e.Verb == "delete" && e.Resource == "pods" && !strings.Contains(e.URI+string(e.Request), "dryRun") {
+			deleted[e.Name]++
+		}
+	}
+	if len(deleted) != 2 || deleted[list.Items[0].Name] != 1 || deleted[list.Items[1].Name] != 1 {
+		t.Errorf("deletions %v", deleted)
 	}
 }
