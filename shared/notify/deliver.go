@@ -92,7 +92,7 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 			if wait {
 				h.await(ctx)
 			}
-			if mine = true; !wait || h.news || h.lane.Lease.Sub(s.now()) < h.lease/2 {
+			if mine = true; !wait || h.keepNow(s.now()) {
 				if mine, err = s.own(ctx, h, func() error { return s.keep(ctx, h) }); errors.Is(err, ledger.ErrConflict) {
 					mine, err = true, nil // it is woken all the time
 				}

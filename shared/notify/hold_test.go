@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -181,4 +182,43 @@ func TestHeldWhileTried(t *testing.T) {
 		t.Fatal(err)
 	}
 	held("it failed again", 2, true)
+}
+
+// TestSetBackWhileItHangs: a pause does not outlast its clock either while the webhook hangs on
+// another message.
+func TestSetBackWhileItHangs(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = 20 * time.Millisecond
+	var s *site
+	opens, fails := make(chan struct{}), atomic.Bool{}
+	s = newSite(t, p, func(w http.ResponseWriter, r *http.Request, n int) {
+		switch {
+		case s.all()[n-1].message.Data.Rule == "hangs":
+			select {
+			case <-opens:
+			case <-r.Context().Done():
+			}
+		case fails.Load():
+			w.WriteHeader(500)
+		}
+	})
+	fails.Store(true)
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL, Timeout: alert.Duration(MaxTimeout)})
+	p.tell(alert.TypeFiring, p.alert("hangs"), p.alert("fails"))
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	done := p.delivering(r)
+	eventually(t, "it is held", func() bool {
+		l, _ := p.laneOf(r)
+		return l.Holds[s.URL].Fails == 1
+	})
+	p.advance(-time.Hour)
+	fails.Store(false)
+	eventually(t, "what failed is taken", func() bool { return p.took(r, "fails") })
+	close(opens)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
 }
