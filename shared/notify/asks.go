@@ -34,7 +34,7 @@ type word struct {
 // asks are the requests to Alertmanagers that are not answered yet, and what is to be told
 // when they are. They are one goroutine's; only replies is written to by others.
 type asks struct {
-	out     []*flight
+	out     []*request
 	replies inbox[reply]
 	// words has the messages that are not answered by all, by id: the last of each.
 	words map[string]*word
@@ -45,8 +45,8 @@ type asks struct {
 	dropped bool
 }
 
-// flight is a request to one Alertmanager that is not answered yet.
-type flight struct {
+// request is one to an Alertmanager that is not answered yet.
+type request struct {
 	to     endpoint
 	words  []*word
 	cancel context.CancelFunc
@@ -58,7 +58,7 @@ type flight struct {
 
 // reply is what one Alertmanager answers.
 type reply struct {
-	*flight
+	*request
 	answer answer
 	// cut: the request was cut off, and what came of it is not known.
 	cut bool
@@ -74,16 +74,16 @@ func newAsks() *asks {
 // whether there is another, and the ids of their messages.
 func (a *asks) to(to endpoint) (suspects int, clean bool, ids map[string]bool) {
 	ids = map[string]bool{}
-	for _, f := range a.out {
-		if f.to.url != to.url {
+	for _, rq := range a.out {
+		if rq.to.url != to.url {
 			continue
 		}
-		if f.suspects {
+		if rq.suspects {
 			suspects++
 		} else {
 			clean = true
 		}
-		for _, w := range f.words {
+		for _, w := range rq.words {
 			ids[w.d.ID] = true
 		}
 	}
@@ -97,26 +97,26 @@ func (a *asks) put(to endpoint, w *word) {
 }
 
 // miss has a word be told to an endpoint later that did not take it, or was not asked.
-func (a *asks) miss(to endpoint, w *word, came answer) {
+func (a *asks) miss(to endpoint, w *word, said answer) {
 	if w.missed == nil {
 		w.missed = map[string]answer{}
 	}
-	if _, failed := w.missed[to.url]; !failed || !came.notAsked {
-		w.missed[to.url] = came
+	if _, failed := w.missed[to.url]; !failed || !said.notAsked {
+		w.missed[to.url] = said
 	}
 	a.queue(to).put(w.d.ID)
 }
 
 // reopen has what an endpoint missed that may be asked now count as not answered, but for
 // what is given up.
-func (a *asks) reopen(to endpoint, may, over func(*word) bool) {
+func (a *asks) reopen(to endpoint, may, ended func(*word) bool) {
 	a.queue(to).only(func(id string) bool {
 		w := a.words[id]
 		if w == nil {
 			return false
 		}
 		if _, is := w.missed[to.url]; is && may(w) {
-			if over(w) {
+			if ended(w) {
 				return false
 			}
 			delete(w.missed, to.url)
@@ -182,28 +182,28 @@ func (q *queue) only(is func(id string) bool) {
 }
 
 // ask begins a request to one Alertmanager, whose reply comes by replies.
-func (s *Service) ask(ctx context.Context, a *asks, r *target, f *flight, now time.Time) {
+func (s *Service) ask(ctx context.Context, a *asks, r *target, rq *request, now time.Time) {
 	within := 2 * r.timeout() // it is over before, but for a deadline
 	if at, ok := ctx.Deadline(); ok {
 		within = min(within, time.Until(at)-keepWithin)
 	}
 	one, cancel := context.WithTimeout(ctx, within)
-	f.cancel = cancel
-	a.out = append(a.out, f)
-	due := make([]*Delivery, len(f.words))
-	for i, w := range f.words {
+	rq.cancel = cancel
+	a.out = append(a.out, rq)
+	due := make([]*Delivery, len(rq.words))
+	for i, w := range rq.words {
 		due[i] = w.d
 	}
 	go func() {
-		came := s.pushTo(one, r, f.to, due, now)
-		a.replies.c <- reply{f, came, one.Err() != nil}
+		said := s.pushTo(one, r, rq.to, due, now)
+		a.replies.c <- reply{rq, said, one.Err() != nil}
 	}()
 }
 
-// over notes that a reply is there.
-func (a *asks) over(f *flight) {
-	f.cancel()
-	a.out = slices.DeleteFunc(a.out, func(x *flight) bool { return x == f })
+// done notes that a reply is there.
+func (a *asks) done(rq *request) {
+	rq.cancel()
+	a.out = slices.DeleteFunc(a.out, func(x *request) bool { return x == rq })
 }
 
 // forget forgets what is told, and is to be: what comes of it is nobody's any more.
@@ -211,9 +211,9 @@ func (a *asks) forget() { a.words, a.queues = map[string]*word{}, map[string]*qu
 
 // only cuts off what goes anywhere else. What is cut off is replied to.
 func (a *asks) only(to []endpoint) {
-	for _, f := range a.out {
-		if !slices.ContainsFunc(to, func(e endpoint) bool { return e.url == f.to.url }) {
-			f.cancel()
+	for _, rq := range a.out {
+		if !slices.ContainsFunc(to, func(e endpoint) bool { return e.url == rq.to.url }) {
+			rq.cancel()
 		}
 	}
 }
@@ -227,8 +227,8 @@ func (a *asks) drop() {
 	a.dropped = a.lost()
 	a.only(nil)
 	a.replies.drain(len(a.out))
-	for _, f := range a.out {
-		f.cancel()
+	for _, rq := range a.out {
+		rq.cancel()
 	}
 	a.out = nil
 	a.forget()

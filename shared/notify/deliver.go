@@ -158,7 +158,7 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 	switch {
 	case r.Kind == KindAlertmanager:
 		limit = s.pushAtMost()
-	case h.lane.Holds[r.URL].Error != "": // it fails, or has enough
+	case h.lane.Holds[r.URL].probed():
 		limit = probeRound
 	}
 	if limit = min(limit, s.room(ctx, r)); limit == 0 {

@@ -222,13 +222,13 @@ func (d *doubt) refused(parts [][]*word, said answer, now time.Time) (on []*word
 
 // failed notes that messages were in a request that failed: together, or in parts where they
 // were before, or that took long. Each is asked again after a pause by how often that was.
-func (d *doubt) failed(f *flight, said answer, pause func(fails int) time.Duration, now time.Time) {
-	parts := [][]*word{f.words}
-	if d.err = said.err; f.suspects || said.late {
-		parts = partsOf(f.words)
+func (d *doubt) failed(rq *request, said answer, pause func(fails int) time.Duration, now time.Time) {
+	parts := [][]*word{rq.words}
+	if d.err = said.err; rq.suspects || said.late {
+		parts = partsOf(rq.words)
 	}
-	if f.suspects {
-		if d.row[f.words[0].d.ID] = true; f.failing || len(d.row) > suspectsAtOnce {
+	if rq.suspects {
+		if d.row[rq.words[0].d.ID] = true; rq.failing || len(d.row) > suspectsAtOnce {
 			if !isAhead(d.rest, now) { // of several at once, the first
 				d.rests++
 			}
@@ -273,7 +273,7 @@ func (s *Service) doubt(ctx context.Context, h *held, r *target, a *reply) {
 		d.taken(a.words)
 		return
 	case !a.answer.refused():
-		d.failed(a.flight, a.answer, func(fails int) time.Duration { return s.failHold(r.Kind, fails) }, s.now())
+		d.failed(a.request, a.answer, func(fails int) time.Duration { return s.failHold(r.Kind, fails) }, s.now())
 		return
 	}
 	on := d.refused(partsOf(a.words), a.answer, s.now())

@@ -455,14 +455,14 @@ func TestAskedPauseOutlasts(t *testing.T) {
 		t.Fatal(err)
 	}
 	h, to := &held{receiver: r.ID, asks: newAsks()}, tr.endpoints()[0]
-	p.came(t.Context(), h, tr, to, []answer{{status: 429, err: "answered 429", pause: time.Minute}})
+	p.noteAnswers(t.Context(), h, tr, to, []answer{{status: 429, err: "answered 429", pause: time.Minute}})
 	for _, a := range []answer{{status: 200}, {status: 400, err: "answered 400"}, {status: 500, err: "answered 500"}, {status: 503, err: "answered 503", pause: time.Second}} {
-		if p.came(t.Context(), h, tr, to, []answer{a}); !h.lane.heldUntil(to, p.clock()).Equal(p.clock().Add(time.Minute)) {
+		if p.noteAnswers(t.Context(), h, tr, to, []answer{a}); !h.lane.heldUntil(to, p.clock()).Equal(p.clock().Add(time.Minute)) {
 			t.Errorf("held after %d: %+v", a.status, h.lane.Holds)
 		}
 	}
 	p.advance(time.Minute)
-	if p.came(t.Context(), h, tr, to, []answer{{status: 200}}); len(h.lane.Holds) != 0 {
+	if p.noteAnswers(t.Context(), h, tr, to, []answer{{status: 200}}); len(h.lane.Holds) != 0 {
 		t.Errorf("held after the pause: %+v", h.lane.Holds)
 	}
 }

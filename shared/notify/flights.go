@@ -34,7 +34,7 @@ type flights struct {
 	revision int64 // of the receiver that they go to
 	// taken counts the messages that were.
 	taken int
-	// answers are those that came has yet to be told of.
+	// answers are those that are not judged yet.
 	answers []answer
 	// err is why what came of some is not kept.
 	err  error
@@ -78,7 +78,7 @@ func (f *flights) of(alert string) bool {
 // free is how many more may be sent: perHost at once, and the fewer, the more have been out
 // for long, up to webhookRound in all, so that there is room for what is new; of one that
 // fails all count. Where as many failed as the limit, or were refused as may be, it is judged
-// first (came).
+// first (judge).
 func (f *flights) free(limit int, was hold, long time.Duration) int {
 	if f.paced() {
 		return 0
@@ -154,7 +154,7 @@ func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err
 		if x.answer.refuses() && x.d.LastError == "" {
 			refused = append(refused, x.d)
 		}
-		f.came(&x, !h.lane.heldUntil(r.endpoints()[0], s.now()).IsZero())
+		f.note(&x, !h.lane.heldUntil(r.endpoints()[0], s.now()).IsZero())
 	}
 	if len(refused) > 0 {
 		s.Logger.WarnContext(ctx, "a receiver refuses messages", "receiver", r.Name, "id", r.ID, "messages", len(refused), "first", refused[0].ID)
@@ -171,9 +171,9 @@ func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err
 	return false, nil
 }
 
-// came notes an answer. One that failed says nothing of the webhook when that took another
+// note notes an answer. One that failed says nothing of the webhook when that took another
 // since it was sent that, or has a pause already.
-func (f *flights) came(x *landing, held bool) {
+func (f *flights) note(x *landing, held bool) {
 	took := x.answer.taken()
 	if held && !took && x.answer.pause == 0 {
 		return
@@ -186,16 +186,16 @@ func (f *flights) came(x *landing, held bool) {
 	f.answers = append(f.answers, x.answer)
 }
 
-// judge has what was answered decide whether the webhook is given a pause (came): at once
-// where it has none and is there, else when none is to be answered soon, over.
-func (s *Service) judge(ctx context.Context, h *held, r *target, over bool) bool {
+// judge has what was answered decide whether the webhook is given a pause (noteAnswers): at once
+// where it has none and is there, else with the last that is to be answered soon.
+func (s *Service) judge(ctx context.Context, h *held, r *target, last bool) bool {
 	f, to := h.flights, r.endpoints()[0]
 	was := h.lane.Holds[to.url]
-	there := was.Error == "" && slices.ContainsFunc(f.answers, func(a answer) bool { return a.there(r.Kind) || a.others })
-	if len(f.answers) == 0 || !over && (!there || f.paced()) {
+	there := !was.probed() && slices.ContainsFunc(f.answers, func(a answer) bool { return a.there(r.Kind) || a.others })
+	if len(f.answers) == 0 || !last && (!there || f.paced()) {
 		return false
 	}
-	s.came(ctx, h, r, to, f.answers)
+	s.noteAnswers(ctx, h, r, to, f.answers)
 	f.answers = nil
 	is := h.lane.Holds[to.url]
 	h.news = h.news || is.Error != was.Error || is.Until != was.Until

@@ -25,6 +25,10 @@ type hold struct {
 	Refused int `json:"refused,omitempty"`
 }
 
+// probed tells whether the endpoint is sent a few messages at a time, when it is tried again:
+// it fails, or had enough.
+func (h hold) probed() bool { return h.Error != "" }
+
 // Held is an endpoint of a receiver that fails, or asked for a pause.
 type Held struct {
 	URL   string `json:"url"`
@@ -104,10 +108,10 @@ const refusedMost = 2 * webhookRound
 // where it does not say until when, and when what it had enough at is due again.
 const enoughHold = time.Second
 
-// came takes over what came of messages to an endpoint: where it took none, or asked for a
+// noteAnswers takes over what came of messages to an endpoint: where it took none, or asked for a
 // pause, nothing is sent there for a while. One that refuses what it is told is there, but
 // for a webhook that refuses all.
-func (s *Service) came(ctx context.Context, h *held, r *target, to endpoint, answers []answer) {
+func (s *Service) noteAnswers(ctx context.Context, h *held, r *target, to endpoint, answers []answer) {
 	was, now := h.lane.Holds[to.url], s.now()
 	next, pause, failed, took := hold{Refused: was.Refused}, time.Duration(0), true, false
 	enough := slices.ContainsFunc(answers, func(a answer) bool { return a.status == http.StatusTooManyRequests })

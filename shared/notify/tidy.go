@@ -32,7 +32,7 @@ func (s *Service) tidy(ctx context.Context, h *held, now time.Time) error {
 		if err != nil {
 			return fmt.Errorf("read marks: %w", err)
 		}
-		over, err := s.over(ctx, p.Items, now.Add(-toldKept))
+		over, err := s.marksOver(ctx, p.Items, now.Add(-toldKept))
 		if err != nil {
 			return err
 		}
@@ -48,9 +48,9 @@ func (s *Service) tidy(ctx context.Context, h *held, now time.Time) error {
 	}
 }
 
-// over returns the writes that delete those of the marks whose alerts resolved before
+// marksOver returns the writes that delete those of the marks whose alerts resolved before
 // the time, or are gone.
-func (s *Service) over(ctx context.Context, marks []ledger.Item, before time.Time) ([]ledger.Write, error) {
+func (s *Service) marksOver(ctx context.Context, marks []ledger.Item, before time.Time) ([]ledger.Write, error) {
 	var keys []ledger.Key
 	for _, m := range marks {
 		keys = append(keys, record.AlertKey(record.ToldOf(m.Key)))

@@ -100,7 +100,7 @@ func (s *Service) push(ctx context.Context, h *held, r *target, due []*Delivery)
 // again then.
 func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 	var answered []*word
-	came := func(w *word, to endpoint, a answer) {
+	note := func(w *word, to endpoint, a answer) {
 		if h.asks.words[w.d.ID] != w {
 			return // there is a later word of it
 		}
@@ -117,7 +117,7 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 		if !ok {
 			break
 		}
-		h.asks.over(a.flight)
+		h.asks.done(a.request)
 		if ctx.Err() != nil {
 			return nil // it was cut off
 		}
@@ -127,20 +127,20 @@ func (s *Service) goOn(ctx context.Context, h *held, r *target) error {
 			s.answered(ctx, h, r, &a)
 		}
 		for _, w := range a.words {
-			came(w, a.to, a.answer)
+			note(w, a.to, a.answer)
 		}
 	}
 	now, enough := s.now(), s.room(ctx, r) > 0
 	for _, to := range r.endpoints() {
 		if until := h.lane.heldUntil(to, now); !until.IsZero() {
 			for _, w := range h.asks.are(h.asks.queue(to).all()) {
-				came(w, to, notAsked(h.lane.Holds[to.url].Error, until))
+				note(w, to, notAsked(h.lane.Holds[to.url].Error, until))
 			}
 		} else if enough {
-			s.tellOne(ctx, h, r, to, now, came)
+			s.tellOne(ctx, h, r, to, now, note)
 		}
 	}
-	over := h.over(r, answered, now)
+	over := h.answeredByAll(r, answered, now)
 	cut := slices.ContainsFunc(over, func(w *word) bool { return w.said.cut })
 	err := each(over, func(w *word) error {
 		if w.said.cut {
@@ -163,7 +163,7 @@ func notAsked(since string, until time.Time) answer {
 func (s *Service) answered(ctx context.Context, h *held, r *target, a *reply) {
 	there, was := a.answer.there(r.Kind), h.lane.Holds[a.to.url]
 	if there || !a.suspects || a.failing && was.Fails > 0 || a.answer.pause > 0 {
-		s.came(ctx, h, r, a.to, []answer{a.answer})
+		s.noteAnswers(ctx, h, r, a.to, []answer{a.answer})
 		if is := h.lane.Holds[a.to.url]; a.suspects && is.Fails > 0 && !is.Asked {
 			is.Until = was.Until
 			h.lane.Holds[a.to.url] = is
@@ -175,17 +175,17 @@ func (s *Service) answered(ctx context.Context, h *held, r *target, a *reply) {
 
 // tellOne tells an Alertmanager that may be asked what there is for it: one request of what
 // nothing is known of, and parts of what it did not take before.
-func (s *Service) tellOne(ctx context.Context, h *held, r *target, to endpoint, now time.Time, came func(*word, endpoint, answer)) {
+func (s *Service) tellOne(ctx context.Context, h *held, r *target, to endpoint, now time.Time, note func(*word, endpoint, answer)) {
 	q, doubt := h.asks.queue(to), h.asks.doubts.of(r, to)
 	waits := func(w *word) bool { return !doubt.waits(w.d.ID, now).IsZero() }
 	h.asks.reopen(to, func(w *word) bool { return !waits(w) }, func(w *word) bool { return s.nextTry(r, w.d, now, 0, time.Time{}).IsZero() })
 	ids, as := doubt.spent(q, now)
 	for _, w := range h.asks.are(ids) {
-		came(w, to, as)
+		note(w, to, as)
 	}
 	doubt.recall(h.asks.are(q.ids), now)
 	for _, w := range h.asks.are(q.take(len(q.ids), func(id string) bool { return !doubt.waits(id, now).IsZero() })) {
-		came(w, to, notAsked(cmp.Or(doubt.parts[w.d.ID].err, doubt.err), doubt.waits(w.d.ID, now)))
+		note(w, to, notAsked(cmp.Or(doubt.parts[w.d.ID].err, doubt.err), doubt.waits(w.d.ID, now)))
 	}
 	suspects, busy, flies := h.asks.to(to)
 	failing, most := h.lane.Holds[to.url].Fails > 0, doubt.most(now)
@@ -194,7 +194,7 @@ func (s *Service) tellOne(ctx context.Context, h *held, r *target, to endpoint, 
 	}
 	if !busy {
 		if ws := h.asks.are(doubt.clean(q, s.pushAtMost(), flies)); len(ws) > 0 {
-			s.ask(ctx, h.asks, r, &flight{to: to, words: ws, failing: failing}, now)
+			s.ask(ctx, h.asks, r, &request{to: to, words: ws, failing: failing}, now)
 		}
 	}
 	for ; suspects < most; suspects++ {
@@ -202,12 +202,12 @@ func (s *Service) tellOne(ctx context.Context, h *held, r *target, to endpoint, 
 		if len(ws) == 0 {
 			return
 		}
-		s.ask(ctx, h.asks, r, &flight{to: to, words: ws, suspects: true, failing: failing}, now)
+		s.ask(ctx, h.asks, r, &request{to: to, words: ws, suspects: true, failing: failing}, now)
 	}
 }
 
-// over takes those of the words out that no Alertmanager has still to answer.
-func (h *held) over(r *target, ws []*word, now time.Time) (out []*word) {
+// answeredByAll takes those of the words out that no Alertmanager has still to answer.
+func (h *held) answeredByAll(r *target, ws []*word, now time.Time) (out []*word) {
 	for _, w := range ws {
 		if len(w.open) > 0 || h.asks.words[w.d.ID] != w {
 			continue
