@@ -145,6 +145,7 @@ func (s *Service) begin(ctx context.Context, f *flights, r *target, d *Delivery)
 func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err error) {
 	f, refused := h.flights, []*Delivery(nil)
 	other := r == nil || r.Revision != f.revision
+	held := !other && !h.lane.heldUntil(r.endpoints()[0], s.now()).IsZero()
 	for x, ok := f.landings.next(); ok; x, ok = f.landings.next() {
 		delete(f.out, x.d.ID)
 		f.err = errors.Join(f.err, x.err)
@@ -154,7 +155,7 @@ func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err
 		if x.answer.refuses() && x.d.LastError == "" {
 			refused = append(refused, x.d)
 		}
-		f.note(&x, !h.lane.heldUntil(r.endpoints()[0], s.now()).IsZero())
+		f.note(&x, held)
 	}
 	if len(refused) > 0 {
 		s.Logger.WarnContext(ctx, "a receiver refuses messages", "receiver", r.Name, "id", r.ID, "messages", len(refused), "first", refused[0].ID)
@@ -166,8 +167,9 @@ func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err
 		err, f.err, f.answers = f.err, nil, nil
 		return false, err
 	}
-	// What is left of the time may be too little for another round.
-	s.judge(ctx, h, r, len(f.out) == 0 && (f.paced() || s.room(ctx, r) == 0))
+	// What is left of the time may be too little for another round, and what it took while it is
+	// held is all that is known of it since.
+	s.judge(ctx, h, r, len(f.out) == 0 && (held || f.paced() || s.room(ctx, r) == 0))
 	return false, nil
 }
 

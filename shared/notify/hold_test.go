@@ -222,3 +222,45 @@ func TestSetBackWhileItHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestTakenWhileHeld: a webhook that takes, while it is held, what it was sent before is held no
+// longer.
+func TestTakenWhileHeld(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.patience = 20 * time.Millisecond
+	var s *site
+	opens, fails := make(chan struct{}), atomic.Bool{}
+	s = newSite(t, p, func(w http.ResponseWriter, r *http.Request, n int) {
+		switch {
+		case s.all()[n-1].message.Data.Rule == "slow":
+			select {
+			case <-opens:
+			case <-r.Context().Done():
+			}
+		case fails.Load():
+			w.WriteHeader(500)
+		}
+	})
+	fails.Store(true)
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL, Timeout: alert.Duration(MaxTimeout)})
+	p.tell(alert.TypeFiring, p.alert("slow"), p.alert("fails"))
+	if err := p.Follow(t.Context(), stream); err != nil {
+		t.Fatal(err)
+	}
+	done := p.delivering(r)
+	eventually(t, "it is held", func() bool {
+		l, _ := p.laneOf(r)
+		return l.Holds[s.URL].Fails == 1
+	})
+	close(opens)
+	fails.Store(false)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	p.tell(alert.TypeFiring, p.alert("new"))
+	p.run()
+	if l, _ := p.laneOf(r); len(l.Holds) != 0 || !p.took(r, "new") {
+		t.Errorf("held %+v, pending %+v", l.Holds, p.deliveries(r, Pending))
+	}
+}
