@@ -86,7 +86,7 @@ func (s *Service) dialer(kind, scheme string) *net.Dialer {
 	return &net.Dialer{Timeout: MaxTimeout, Resolver: s.resolver, ControlContext: s.rules().control(kind, scheme == "http")}
 }
 
-// client returns what sends to receivers of the kind. A connection is used again
+// client returns what sends to receivers of the kind; nil: there is no such kind, or scheme. A connection is used again
 // by what may dial it only. A try has its receiver's timeout, for all of it (see post); a
 // dial that outlasts it has no try to end it, so it ends by itself.
 func (s *Service) client(kind, scheme string) *http.Client {

@@ -19,6 +19,8 @@ const (
 	maxBody  = 4 << 10 // of an answer that is read
 	maxShown = 1 << 10 // of it that a test shows
 	maxError = 256     // of what is kept of an error
+
+	errURL = "the URL cannot be read"
 )
 
 func (s *Service) tls() *tls.Config {
@@ -40,20 +42,20 @@ func (s *Service) webhook(ctx context.Context, r *target, id string, payload []b
 func (s *Service) post(ctx context.Context, r *Receiver, to string, h http.Header, body []byte) answer {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout())
 	defer cancel()
-	u, err := url.Parse(to)
-	if err != nil {
-		return answer{err: "the URL cannot be read"}
-	}
 	rq, err := http.NewRequestWithContext(ctx, http.MethodPost, to, bytes.NewReader(body))
 	if err != nil {
-		return answer{err: "the URL cannot be read"}
+		return answer{err: errURL}
+	}
+	client := s.client(r.Kind, rq.URL.Scheme)
+	if client == nil { // of one that another plane kept
+		return answer{err: errURL}
 	}
 	rq.Header = h
 	rq.Header.Set("Content-Type", "application/json")
 	rq.Header.Set("User-Agent", "Opsplane/"+version.Version)
 	began := time.Now()
 	defer func() { s.Metrics.took(time.Since(began)) }()
-	rs, err := s.client(r.Kind, u.Scheme).Do(rq)
+	rs, err := client.Do(rq)
 	if err != nil {
 		return answer{err: clip(reason(ctx, err), maxError), late: errors.Is(ctx.Err(), context.DeadlineExceeded)}
 	}

@@ -36,11 +36,14 @@ func (s *Service) unreadable(ctx context.Context, k ledger.Key, err error) {
 }
 
 // readReceiver returns the receiver of an item. One that cannot be read, or whose
-// matchers cannot, is told and broken, with as much of it as can be read.
+// matchers or kind cannot, is told and broken, with as much of it as can be read.
 func (s *Service) readReceiver(ctx context.Context, it ledger.Item) *ready {
 	r, err := record.Decode[Receiver](it)
 	r.ID, r.Revision = record.ReceiverOf(it.Key), it.Version
 	out := &ready{Receiver: r}
+	if err == nil && r.Kind != KindWebhook && r.Kind != KindAlertmanager {
+		err = fmt.Errorf("%w: there is no kind %.64q", errUnreadable, r.Kind)
+	}
 	if err == nil {
 		if out.matcher, err = compileMatchers(r.Matchers); err != nil {
 			err = fmt.Errorf("compile matchers: %w", err)

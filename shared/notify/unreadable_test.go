@@ -115,6 +115,31 @@ func TestUnreadableReceivers(t *testing.T) {
 	}
 }
 
+// TestUnknownKind: a receiver of a kind that another version of the plane has is left out, and
+// one whose URL cannot be dialled fails; either is shown.
+func TestUnknownKind(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	k, _ := p.receiver(Spec{Name: "kind", Kind: KindWebhook, URL: "https://example.com"})
+	w, _ := p.receiver(Spec{Name: "webhook", Kind: KindWebhook, URL: "https://example.com"})
+	a, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{"https://example.com"}})
+	p.spoil(record.ReceiverKey(k.ID), replace(`"kind":"webhook"`, `"kind":"pigeon"`))
+	for _, r := range []Receiver{w, a} {
+		p.spoil(record.ReceiverKey(r.ID), replace(`https://example.com`, `example:9093`))
+	}
+	p.anew()
+	p.tell(alert.TypeFiring, p.alert("hot"))
+	p.run()
+	if got, err := p.Receiver(t.Context(), k.ID); err != nil || got.Disabled == nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, r := range []Receiver{w, a} {
+		if d := p.deliveries(r, Pending); len(d) != 1 || !strings.HasSuffix(d[0].LastError, errURL) {
+			t.Errorf("%s: %+v", r.Name, d)
+		}
+	}
+}
+
 // TestUnreadableMessage: a message that cannot be read is put aside as a dead letter,
 // and those behind it are sent.
 func TestUnreadableMessage(t *testing.T) {
