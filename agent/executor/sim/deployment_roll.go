@@ -124,6 +124,7 @@ func (e *Executor) restart(ctx context.Context, t *executor.Task) executor.Outco
 				if c.Desired > 0 && !c.Virtual {
 					every /= time.Duration(2 * c.Desired) // the first replica goes early
 				}
+				c.Undone = false
 				c.Roll = &Roll{Mark: by, At: x.now.UTC(), Next: *x.in(every)}
 				r = ok("")
 				r.lost = lost

@@ -13,12 +13,16 @@ func (e *Executor) probeUndo(_ context.Context, t *executor.Task) executor.Findi
 	case err != nil:
 		return unread(err)
 	case d == nil:
-		return executor.Found("there is no deployment to undo the rollout of")
+		return executor.FoundNothing("there is no deployment to undo the rollout of")
+	case d.restarted(t) && d.Undone:
+		return executor.Found(undone(d))
 	case !d.restarted(t) || d.Roll == nil:
-		return executor.Found("no rollout of this operation is under way")
+		return executor.FoundNothing("no rollout of this operation is under way")
 	}
 	return executor.ToRun("the rollout of this operation is under way")
 }
+
+func undone(d *replicas) string { return fmt.Sprintf("%s has the template of before", d.Key()) }
 
 // undo takes the template back to the one of before, if this operation's rollout
 // is still the last: an effect of kind (a), as the restart is.
@@ -29,9 +33,11 @@ func (e *Executor) undo(ctx context.Context, t *executor.Task) executor.Outcome 
 		case err != nil:
 			return e.broken(err)
 		case d == nil:
-			return executor.Done("there is no deployment to undo the rollout of")
+			return executor.Nothing("there is no deployment to undo the rollout of")
+		case d.restarted(t) && d.Undone:
+			return executor.Done(undone(d))
 		case !d.restarted(t) || d.Roll == nil:
-			return executor.Done("no rollout of this operation is under way on " + d.Key())
+			return executor.Nothing("no rollout of this operation is under way on " + d.Key())
 		}
 		r, stop := e.effect(ctx, t, DidUndo, "deployment/"+d.UID, d.Key(), func(x *tx) reply {
 			by := mark(t)
@@ -39,7 +45,7 @@ func (e *Executor) undo(ctx context.Context, t *executor.Task) executor.Outcome 
 			if no != nil {
 				return *no
 			}
-			c.Mark, c.Roll, c.Updated = &by, nil, c.Desired
+			c.Mark, c.Roll, c.Updated, c.Undone = &by, nil, c.Desired, true
 			c.Template--
 			x.deployment(c)
 			return ok("")
@@ -48,7 +54,7 @@ func (e *Executor) undo(ctx context.Context, t *executor.Task) executor.Outcome 
 			return *stop
 		}
 		if r.category == "ok" {
-			return executor.Done(fmt.Sprintf("%s has the template of before", d.Key()))
+			return executor.Done(undone(d))
 		}
 	}
 	return executor.Transient("conflict", "the deployment is written to all the time")

@@ -50,11 +50,11 @@ func TestUndo(t *testing.T) {
 			t.Fatalf("ended at %q with %+v", step, o)
 		}
 		for range 2 {
-			if o := r.Execute(t.Context(), j.task("undo")); o.Class != operation.OutcomeDone {
+			if o := r.Execute(t.Context(), j.task("undo")); o.Class != operation.OutcomeDone || o.Nothing {
 				t.Fatalf("undo: %+v", o)
 			}
 		}
-		if f := r.Probe(t.Context(), j.task("undo")); f.Phase != operation.StepSucceeded {
+		if f := r.Probe(t.Context(), j.task("undo")); f.Phase != operation.StepSucceeded || f.Nothing {
 			t.Errorf("undo probed: %+v", f)
 		}
 		n := 0
@@ -71,7 +71,10 @@ func TestUndo(t *testing.T) {
 		if step, o := r.run(t.Context(), fine); step != "" {
 			t.Fatalf("ended at %q with %+v", step, o)
 		}
-		if o := r.Execute(t.Context(), fine.task("undo")); o.Class != operation.OutcomeDone || !strings.Contains(o.Detail, "no rollout") {
+		if f := r.Probe(t.Context(), fine.task("undo")); f.Phase != operation.StepSucceeded || !f.Nothing {
+			t.Errorf("undo of a rollout that is over, probed: %+v", f)
+		}
+		if o := r.Execute(t.Context(), fine.task("undo")); o.Class != operation.OutcomeDone || !o.Nothing || !strings.Contains(o.Detail, "no rollout") {
 			t.Errorf("undo of a rollout that is over: %+v", o)
 		}
 	})

@@ -211,6 +211,7 @@ type Deployment struct {
 	Made      int64  `json:"made,omitempty"`    // pods made so far, for names
 	Mark      *Mark  `json:"mark,omitempty"`    // the last restart
 	Roll      *Roll  `json:"roll,omitempty"`
+	Undone    bool   `json:"undone,omitempty"` // the last restart was taken back
 	Faults    Faults `json:"faults"`
 }
 
