@@ -91,8 +91,8 @@ func (c *Cluster) Repeatable(ctx context.Context, t *executor.Task, what, resour
 // may ask webhooks that take longer than calls are given else. It is fenced as every
 // effect is; then ctx, which ends with the lease as it is renewed, bounds it together
 // with limit, and no longer the lease as it was when the call began. So it is for
-// what does no harm where it lands a little after its lease: an eviction, which names
-// the UID of a planned pod, and a patch of a node under the resourceVersion that was
+// what does no harm where it lands a little after its lease: an eviction or a deletion,
+// which name the UID of a planned pod, and a patch of a node under the resourceVersion that was
 // read, which loses against the mark that the next lease writes there before it goes by
 // what it read.
 func (c *Cluster) RepeatableWithin(ctx context.Context, t *executor.Task, limit time.Duration, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {

@@ -272,8 +272,11 @@ func (e *devices) readNode(ctx context.Context, name string) (*corev1.Node, *abs
 		return nil, nil, err
 	}
 	if c := cluster.Readiness(n); c != nil && c.Status == corev1.ConditionUnknown {
-		since := c.LastTransitionTime.UTC()
-		return n, &absence{codeUnreachable, fmt.Sprintf("node %s is unreachable since %s: nothing can run there", name, since.Format(time.RFC3339)), since}, nil
+		since, why := c.LastTransitionTime.UTC(), fmt.Sprintf("node %s is unreachable", name)
+		if !since.IsZero() { // whoever writes conditions need not say
+			why += " since " + since.Format(time.RFC3339)
+		}
+		return n, &absence{codeUnreachable, why + ": nothing can run there", since}, nil
 	}
 	return n, nil, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 )
 
@@ -37,8 +38,10 @@ const (
 )
 
 type failure struct {
-	err   error
-	since time.Time
+	err    error
+	since  time.Time
+	denied time.Time // since when a right is missing; zero: it is not what fails
+	told   bool      // that it is missing
 }
 
 func newHealth(log *slog.Logger, now func() time.Time) *health {
@@ -88,13 +91,28 @@ func (h *health) heard(source, verb string, err error) {
 	if !was {
 		f.since = h.now()
 	}
-	if apierrors.IsForbidden(err) && (!was || !apierrors.IsForbidden(f.err)) {
-		h.log.Error("the agent's role lacks a right; a part of the inventory is missing",
-			slog.String("right", verb+" "+source), slog.Any("err", err))
-	}
+	f = h.deny(f, key, err)
 	f.err = err
 	h.failing[key] = f
 	h.turn()
+}
+
+// deny tells of a right that is missing, once, when that is believed: an API server that
+// has just started denies every right.
+func (h *health) deny(f failure, key request, err error) failure {
+	switch {
+	case !apierrors.IsForbidden(err):
+		f.denied, f.told = time.Time{}, false
+		return f
+	case f.denied.IsZero():
+		f.denied = h.now()
+	}
+	if !f.told && h.now().Sub(f.denied) >= executor.DeniedFor {
+		f.told = true
+		h.log.Error("the agent's role lacks a right; a part of the inventory is missing",
+			slog.String("right", key.verb+" "+key.source), slog.Any("err", err))
+	}
+	return f
 }
 
 // pulse takes whether the API server answers anybody at all.

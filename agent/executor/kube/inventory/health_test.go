@@ -58,9 +58,19 @@ func TestHealthIsToldOnce(t *testing.T) {
 	if got := strings.Count(log.String(), "\n"); got != 2 {
 		t.Errorf("%d lines were logged:\n%s", got, log.String())
 	}
+	denied := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no"))
+	h.heard("pods", verbWatch, denied) // as an API server does that has just started
+	c.pass(time.Second)
+	h.heard("pods", verbWatch, refused)
+	c.pass(executor.DeniedFor)
+	h.heard("pods", verbWatch, denied)
+	if strings.Contains(log.String(), "lacks a right") {
+		t.Errorf("a right that was missing for a moment was logged:\n%s", log.String())
+	}
 	for range 3 { // the list goes well each time
+		c.pass(executor.DeniedFor)
 		h.heard("pods", verbList, nil)
-		h.heard("pods", verbWatch, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no")))
+		h.heard("pods", verbWatch, denied)
 	}
 	if err := h.err(); err == nil || !strings.Contains(err.Error(), "lacks the right to watch pods") {
 		t.Errorf("the missing right is not named: %v", err)
