@@ -58,7 +58,10 @@ func (s *Service) hasten(ctx context.Context, h *held, r *target, now time.Time)
 		// What cannot be read, or is not where the pointer says, is told when it is due.
 		if d := all[ids[i]]; d != nil && d.pointer() == it.Key && d.Next.After(now) && (d.Waits || !st.Waits) {
 			n := *d
-			if n.Next = now; d.Push == nil && !d.untried() && !isAhead(d.Planned, now) {
+			switch n.Next = now; {
+			case setBack(d.LastAt, now):
+				n.Planned = time.Time{} // it would be by another clock
+			case d.Push == nil && !d.untried() && !isAhead(d.Planned, now):
 				n.Planned = d.Next
 			}
 			writes = append(writes, moved(d, &n))

@@ -85,8 +85,8 @@ func (l *lane) due(was, at, now time.Time) time.Time {
 	return was
 }
 
-// setBack tells whether the clock was set back since the lane was written.
-func (l *lane) setBack(now time.Time) bool { return l.Kept.After(now.Add(clocksDiffer)) }
+// setBack tells whether the clock was set back since a time that it told.
+func setBack(since, now time.Time) bool { return since.After(now.Add(clocksDiffer)) }
 
 // wake returns the write that makes a lane due, or none where there is no lane.
 func (s *Service) wake(ctx context.Context, receiver string) ([]ledger.Write, error) {
@@ -159,7 +159,7 @@ func (s *Service) keep(ctx context.Context, h *held) error {
 
 // keepNow tells whether a lane is to be kept while nothing but answers is waited for.
 func (h *held) keepNow(now time.Time) bool {
-	return h.news || h.lane.Lease.Sub(now) < h.lease/2 || h.lane.setBack(now)
+	return h.news || h.lane.Lease.Sub(now) < h.lease/2 || setBack(h.lane.Kept, now)
 }
 
 // leave gives a lane back until the time; zero: until something is due.
@@ -168,7 +168,7 @@ func (s *Service) leave(ctx context.Context, h *held, due time.Time) error {
 	if h.asks == nil || h.asks.lost() {
 		l.resume(s.now())
 	}
-	if now := s.now(); l.setBack(now) {
+	if now := s.now(); setBack(l.Kept, now) {
 		due = now
 	}
 	l.Holder, l.Lease = "", time.Time{}
@@ -194,7 +194,7 @@ func (l *lane) resume(now time.Time) {
 // is when the receiver was changed.
 func (s *Service) putLane(ctx context.Context, h *held, l lane, due time.Time) error {
 	now := s.now()
-	if l.setBack(now) {
+	if setBack(l.Kept, now) {
 		l.Revision = 0
 	}
 	l.Kept = now
@@ -233,7 +233,7 @@ func (s *Service) release(ctx context.Context, receiver string) error {
 		return fmt.Errorf("read lane: %w", err)
 	}
 	l, err := record.Decode[lane](it)
-	if err != nil || l.Holder == "" && !l.setBack(s.now()) { // whoever takes one that cannot be read tells
+	if err != nil || l.Holder == "" && !setBack(l.Kept, s.now()) { // whoever takes one that cannot be read tells
 		return nil //nolint:nilerr // it is free as far as one can tell
 	}
 	return s.leave(ctx, &held{receiver: receiver, lane: l, version: it.Version, due: it.Due}, s.now())
