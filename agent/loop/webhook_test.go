@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -91,6 +92,7 @@ func TestNodeChangesOutwaitTheirWebhook(t *testing.T) {
 	}{
 		"cordon":              {plan: []operation.PlanStep{step("cordon", effect)}, phase: operation.Succeeded, closed: true},
 		"cordon, cancelled":   {plan: []operation.PlanStep{step("cordon", effect)}, cancel: true, phase: operation.Cancelled},
+		"cordon, never back":  {plan: []operation.PlanStep{step("cordon", effect)}, phase: operation.TimedOut},
 		"uncordon":            {plan: []operation.PlanStep{step("uncordon", effect)}, before: true, phase: operation.Succeeded},
 		"restore":             {plan: drainPlan(), phase: operation.Failed, cleanup: operation.CleanupDone},
 		"restore, never back": {plan: drainPlan(), phase: operation.Failed, cleanup: operation.CleanupAbandoned, closed: true},
@@ -98,7 +100,7 @@ func TestNodeChangesOutwaitTheirWebhook(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, b *bench) {
 				away := int64(6)
-				if tc.cancel || tc.cleanup == operation.CleanupAbandoned {
+				if tc.cancel || tc.phase == operation.TimedOut || tc.cleanup == operation.CleanupAbandoned {
 					away = -1
 				}
 				annotations := map[string]string{}
@@ -128,6 +130,9 @@ func TestNodeChangesOutwaitTheirWebhook(t *testing.T) {
 				s := b.plane.ended(t, op, 3*time.Minute+2*time.Second)
 				if s.Phase != tc.phase || tc.cleanup != "" && (s.Result.Cleanup.State != tc.cleanup || s.Result.Cause.ErrorCode != "pdb_blocked") || s.Generation != 1 || g.closed(t) != tc.closed {
 					t.Errorf("ended %s, cause %+v, cleanup %+v, generation %d; the node is closed: %t", s.Phase, s.Result.Cause, s.Result.Cleanup, s.Generation, g.closed(t))
+				}
+				if x := s.Result; tc.phase == operation.TimedOut && (!strings.Contains(x.Cause.Detail, "guard.example.com") || !strings.HasPrefix(x.NextAction.Text, "bring back what answers for admission webhook guard.example.com")) {
+					t.Errorf("cause %+v, next %+v", x.Cause, x.NextAction)
 				}
 				for i, st := range s.Steps {
 					if n := len(st.Attempts); n > 1 {
