@@ -52,10 +52,18 @@ func LiftOf(n *corev1.Node) *protocol.Cordon {
 }
 
 // lifted tells whether the assignment's own run has opened the node, whatever became of
-// the node since.
+// the node since. Where an agent of before did not write of which run a lift was, the mark
+// says so while the node is open.
 func lifted(a *protocol.Assignment, n *corev1.Node) bool {
 	s := signed(n)
-	return s != nil && s.Operation == a.Operation && s.Run == a.Run
+	if s == nil || s.Operation != a.Operation {
+		return false
+	}
+	if s.Run == 0 {
+		on, marked := cluster.ReadMark(n.Annotations)
+		return !n.Spec.Unschedulable && marked && on.SameRun(markOf(a))
+	}
+	return s.Run == a.Run
 }
 
 // honest is the node without what it says of a cordon, or of a lift, that admission took
