@@ -85,6 +85,8 @@ var advices = map[string]advice{
 	"job_late":               {true, operation.ActRetry, "ask again with a later deadline"},
 	"no_pod":                 {true, operation.ActRestoreDependency, "find out why the Job got no pod, then retry"},
 
+	"conversion_failed": {true, operation.ActRestoreDependency, "bring back what answers for the conversion webhook that the detail names (spec.conversion of its CustomResourceDefinition), then retry"},
+
 	"forbidden":       {true, operation.ActRestoreDependency, "give the agent's role the right that the detail names, then retry"},
 	"api_unavailable": {true, operation.ActRecoverAgent, "find out why the agent cannot reach its API server, then retry"},
 }

@@ -60,7 +60,8 @@ func (c *Cluster) Effect(ctx context.Context, t *executor.Task, what, resource, 
 
 // EffectWithin is Effect for a call that may take as long as limit, as
 // RepeatableWithin is, if limit is not 0. It is for what is conditional on the
-// resourceVersion that was read.
+// resourceVersion that was read, and for a Job whose program refuses what an older lease
+// asks for.
 func (c *Cluster) EffectWithin(ctx context.Context, t *executor.Task, limit time.Duration, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
 	r, o := c.issue(ctx, t, what, resource, name, bound{once: true, limit: limit}, f)
 	if o == nil && r.Category == Timeout {

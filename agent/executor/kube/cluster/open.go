@@ -71,6 +71,8 @@ type Cluster struct {
 
 	callTimeout time.Duration
 	pause       func(point string, t *executor.Task)
+	hooks       hooks
+	asked       outlasting
 
 	mu       sync.Mutex
 	noEvents string // why no event is put on an object; empty: nothing is known against it

@@ -22,19 +22,31 @@ func (c *Cluster) Read(ctx context.Context) (context.Context, context.CancelFunc
 func Unread(err error) executor.Finding {
 	o := Broken(err)
 	f := executor.Unknown(o.ErrorCode, o.Detail)
-	if u := UncalledBy(err); u != nil { // a probe may make something that tells
+	switch u, h := UncalledBy(err), hungBy(err); { // a probe may make something that tells
+	case u != nil:
 		b := u.Blocker("cluster")
 		f.Blocker = &b
+	case h != nil: // by the code that is waited for under the lease
+		b := h.Blocker()
+		f.ErrorCode, f.Blocker = CodeAdmission, &b
+	case UnconvertedBy(err) != "": // no step is settled by it: another agent may ask later
+		f.ErrorCode = CodeUnavailable
 	}
 	return f
 }
 
 // Broken is the outcome of a step that could not read what it needs, or was not told
 // what it asked for: permanent for a missing right, which the detail names, waiting for
-// a webhook that the API server cannot call, else transient.
+// a webhook that the API server cannot call, or that hangs, else transient.
 func Broken(err error) executor.Outcome {
 	if u := UncalledBy(err); u != nil {
 		return u.Outcome()
+	}
+	if h := hungBy(err); h != nil {
+		return h.broken()
+	}
+	if kind := UnconvertedBy(err); kind != "" {
+		return unconverted(kind, err)
 	}
 	switch {
 	case apierrors.IsForbidden(err):

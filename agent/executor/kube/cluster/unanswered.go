@@ -23,31 +23,47 @@ const readyPath = "/readyz"
 // CodeUnavailable is the code by which operations name an API server that does not answer.
 const CodeUnavailable = "api_unavailable"
 
-// Unanswered says that the API server answers nothing, or that it cannot serve.
+// Unanswered says that the API server answers nothing, or that it cannot serve what it is
+// asked for.
 type Unanswered struct {
 	Since time.Time // the first question, or whatever else, went without an answer
 	Err   error     // of the last one
 }
 
 func (u *Unanswered) Error() string {
-	return fmt.Sprintf("the API server does not answer since %s: %v", u.Since.UTC().Format(time.RFC3339), u.Err)
+	return fmt.Sprintf("the API server %s since %s: %v", u.what(), u.Since.UTC().Format(time.RFC3339), u.Err)
 }
 
 // Why is Error without since when.
-func (u *Unanswered) Why() string { return fmt.Sprintf("the API server does not answer: %v", u.Err) }
+func (u *Unanswered) Why() string { return fmt.Sprintf("the API server %s: %v", u.what(), u.Err) }
+
+func (u *Unanswered) what() string {
+	if kind := UnconvertedBy(u.Err); kind != "" {
+		return "cannot convert " + kind
+	}
+	return "does not answer"
+}
 
 // Unwrap returns the last question's error.
 func (u *Unanswered) Unwrap() error { return u.Err }
 
-// Code is CodeUnavailable.
-func (u *Unanswered) Code() string { return CodeUnavailable }
+// Code is CodeUnavailable, or CodeUnconverted where a conversion webhook is what is missing.
+func (u *Unanswered) Code() string {
+	if UnconvertedBy(u.Err) != "" {
+		return CodeUnconverted
+	}
+	return CodeUnavailable
+}
 
 // Blocker is what stands in the way of whoever waits for the API server's word. Since
 // when it does is Since alone: of two silences soon after each other the operation shows
 // the first one's.
 func (u *Unanswered) Blocker() protocol.Blocker {
-	since := u.Since.UTC()
-	return protocol.Blocker{Code: CodeUnavailable, Resource: "cluster", Rule: "api_server", Detail: u.Why(), Since: &since}
+	since, rule := u.Since.UTC(), "api_server"
+	if u.Code() == CodeUnconverted {
+		rule = ruleConversion
+	}
+	return protocol.Blocker{Code: u.Code(), Resource: "cluster", Rule: rule, Detail: u.Why(), Since: &since}
 }
 
 // readiness makes the question whether the server can serve. It shares the

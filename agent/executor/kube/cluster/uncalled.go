@@ -3,12 +3,13 @@ package cluster
 import (
 	"errors"
 	"fmt"
-	"regexp"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster/words"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -20,17 +21,12 @@ const CodeAdmission = "admission_refused"
 // anew, and is a command in the journal.
 const uncalledPause = 5 * time.Second
 
-// uncalledWebhook matches the API server's words on a webhook that it has to ask
-// (failurePolicy: Fail) and cannot reach, or that does not answer within its own timeout.
-// It says so before it stores anything.
-// https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#failure-policy
-var uncalledWebhook = regexp.MustCompile(`failed calling webhook "([^"]+)"`)
-
 // Uncalled says that the API server, which answers, cannot ask a webhook of admission,
 // and takes no change without its word.
 type Uncalled struct {
 	Webhook string
-	Err     error // the API server's answer
+	Err     error     // the API server's answer
+	Since   time.Time // it was first asked for what it does not take; zero: when it is shown
 }
 
 // UncalledBy reads whether an answer says so; nil: it is another, or none.
@@ -39,11 +35,11 @@ func UncalledBy(err error) *Uncalled {
 	if !errors.As(err, &status) || !apierrors.IsInternalError(err) || apierrors.IsUnexpectedServerError(err) {
 		return nil // in a balancer's words it is nobody's
 	}
-	m := uncalledWebhook.FindStringSubmatch(status.Status().Message)
-	if m == nil {
+	hook := words.Uncalled(status.Status().Message)
+	if hook == "" {
 		return nil
 	}
-	return &Uncalled{m[1], err}
+	return &Uncalled{Webhook: hook, Err: err}
 }
 
 func (u *Uncalled) Error() string {
@@ -74,13 +70,50 @@ func (r Reply) Uncalled(t *executor.Task, resource string) *executor.Outcome {
 
 // Show tells that the webhook stands in the way of a change of the resource; nothing if
 // the task has no ear for it.
-func (u *Uncalled) Show(t *executor.Task, resource string) {
-	if t != nil && t.Blocked != nil {
-		t.Blocked([]protocol.Blocker{u.Blocker(resource)})
-	}
-}
+func (u *Uncalled) Show(t *executor.Task, resource string) { show(t, u.Blocker(resource)) }
 
 // Blocker is the webhook as what stands in the way of a change of the resource.
 func (u *Uncalled) Blocker(resource string) protocol.Blocker {
-	return protocol.Blocker{Code: CodeAdmission, Resource: resource, Rule: "webhook/" + u.Webhook, Detail: u.Error()}
+	b := protocol.Blocker{Code: CodeAdmission, Resource: resource, Rule: "webhook/" + u.Webhook, Detail: u.Error()}
+	if !u.Since.IsZero() {
+		since := u.Since.UTC()
+		b.Since = &since
+	}
+	return b
+}
+
+// maxHooks bounds of how many resources a webhook is remembered.
+const maxHooks = 1_000
+
+// hooks are the webhooks that could not be called when a change was asked for last, by
+// what it is of: while it is asked for again it is still them that are waited for, as far
+// as anybody knows. The zero value is ready.
+type hooks struct {
+	mu sync.Mutex
+	of map[string]*Uncalled
+}
+
+func (h *hooks) last(resource string) *Uncalled {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.of[resource]
+}
+
+// keep remembers a webhook. Of one that failed before it is known since when.
+func (h *hooks) keep(resource string, u *Uncalled) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if was := h.of[resource]; was != nil && was.Webhook == u.Webhook && was.Since.Before(u.Since) {
+		u.Since = was.Since
+	}
+	if h.of == nil || len(h.of) >= maxHooks {
+		h.of = map[string]*Uncalled{}
+	}
+	h.of[resource] = u
+}
+
+func (h *hooks) forget(resource string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.of, resource)
 }
