@@ -41,21 +41,11 @@ const (
 // ask runs a verb on the node and returns its answer. The outcome is set when the
 // Job could not be made.
 func (e *devices) ask(ctx context.Context, t *executor.Task, d target, verb, name string) (heard, *executor.Outcome) {
-	job := e.job(t, d, verb, name)
-	r, stop := e.c.Effect(ctx, t, "create job", "job/"+e.c.Namespace+"/"+name, name, func(ctx context.Context) error {
-		made, err := e.c.Client.BatchV1().Jobs(e.c.Namespace).Create(ctx, job, metav1.CreateOptions{})
-		if err == nil {
-			job = made
-		}
-		return err
-	})
-	if o := r.Uncalled(t, "job/"+e.c.Namespace+"/"+name); o != nil {
-		return heard{}, o
-	}
-	blocked(t) // what an earlier try waited for
+	job, r, stop := e.c.MakeJob(ctx, t, e.job(t, d, verb, name), verb != report.VerbReset)
 	if stop != nil {
 		return heard{}, stop
 	}
+	blocked(t) // what an earlier try waited for
 	switch r.Category {
 	case cluster.OK:
 	case cluster.Already: // this lease's own attempt made it: go on waiting for it

@@ -24,7 +24,8 @@
 // The reset's Job is of kind (a): it is named by operation, run, generation and
 // attempt, so that one lease makes it once, and the host's high-water mark
 // refuses an older generation and a second reset in one run, whatever Jobs there
-// are. Evictions are of kind (b), each of one pod's UID. The Jobs that only look
+// are. It is rehearsed by a dry run, so that nothing is begun while admission says
+// nothing. Evictions are of kind (b), each of one pod's UID. The Jobs that only look
 // are harmless when repeated; they carry a random ending, for an old answer is
 // none.
 //

@@ -20,6 +20,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster/clustertest"
 	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -47,7 +48,7 @@ func fakes(t *testing.T, objects ...runtime.Object) (*devices, *fake.Clientset, 
 	client := fake.NewClientset(append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fakeNode, UID: "uid-of-the-node"}})...)
 	pods := watch.NewFakeWithChanSize(16, false)
 	client.PrependWatchReactor("pods", func(ktesting.Action) (bool, watch.Interface, error) { return true, pods, nil })
-	c.Client, c.Pulse = client, nil
+	c.Client, c.Pulse = clustertest.BeforeJobs(client, nil), nil
 	cfg, err := Config{Enabled: true, Image: "host:1"}.check()
 	if err != nil {
 		t.Fatal(err)

@@ -136,9 +136,9 @@ func quiet(t *executor.Task) *executor.Task {
 
 // probeMark asks the host what it remembers of the run's reset, by a Job that
 // changes nothing. It is made without a fence: harmless whoever makes it, and
-// however often. A Job may take longer than a probe: what an earlier probe asked for
-// is read first, and waited for while it is owed. resets are the Jobs of the run
-// that reset.
+// however often. A Job may take longer than a probe, and so may its making: what an
+// earlier probe asked for is read first, and waited for while it is owed. resets are the
+// Jobs of the run that reset.
 func (e *devices) probeMark(ctx context.Context, t *executor.Task, d target, resets []*batchv1.Job) executor.Finding {
 	asked, err := e.jobs(ctx, t, report.VerbMark)
 	if err != nil {
@@ -175,7 +175,7 @@ func (e *devices) probeMark(ctx context.Context, t *executor.Task, d target, res
 	}
 	if owed == nil {
 		job := e.job(t, d, report.VerbMark, looking(cluster.MarkOf(t), report.VerbMark))
-		if owed, err = e.c.Client.BatchV1().Jobs(e.c.Namespace).Create(ctx, job, metav1.CreateOptions{}); err != nil {
+		if owed, err = e.c.AskJob(ctx, report.VerbMark+" "+runOf(t.Assignment), job); err != nil {
 			return cluster.Unread(err)
 		}
 	}

@@ -55,11 +55,11 @@ func TestServerThatHangs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				e, client, pods := fakes(t)
+				e, _, pods := fakes(t)
 				e.cfg.PullPatience, e.cfg.LookTimeout = time.Hour, time.Hour
 				var s clustertest.Server
 				e.c.Pulse = s.Pulse()
-				e.c.Client = clustertest.BeforeNodes(client, func(context.Context, string) error {
+				e.c.Client = clustertest.BeforeNodes(e.c.Client, func(context.Context, string) error {
 					begun := time.Now()
 					for s.Hangs() && time.Since(begun) < 8*time.Second { // as long as a read may take
 						time.Sleep(100 * time.Millisecond)
