@@ -14,6 +14,10 @@
 // generation, so what an earlier lease did is found there, and an older lease is
 // refused.
 //
+// A Job of another operation may outlive that, while it is asked to stop or while nobody
+// knows what became of it. While one may change the release yet, none is made beside it,
+// whatever was probed or said before.
+//
 // # Answers
 //
 // The program answers in its container's termination message (package answer).

@@ -2,11 +2,13 @@ package component
 
 import (
 	"context"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
@@ -47,9 +49,13 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 		cancelled = nil
 	}
 	var away *cluster.Unanswered
+	since := map[types.UID]time.Time{} // of Jobs that have ended and whose pods are not seen
+	again := time.NewTimer(0)
+	defer again.Stop()
 	for {
 		select {
 		case <-f.Changed():
+		case <-again.C:
 		case <-ctx.Done():
 		case <-cancelled:
 		}
@@ -72,18 +78,50 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 		if !f.Ready() {
 			continue
 		}
-		if o := judge(f.scene()); o != nil {
+		s := f.scene()
+		if left := s.unseen(since, u.Now()); left > 0 {
+			again.Reset(left)
+			continue
+		}
+		if o := judge(s); o != nil {
 			return *o
 		}
 	}
 }
 
+// unseenMost is how long the pod of a Job that has ended may stay unseen: Jobs and pods come
+// by two watches, neither of which waits for the other. One that ended longAgo has none.
+const (
+	unseenMost = 5 * time.Second
+	longAgo    = time.Minute
+)
+
+// unseen is how long to wait yet for pods of Jobs that have ended; since keeps from when.
+func (s scene) unseen(since map[types.UID]time.Time, now time.Time) (left time.Duration) {
+	for _, j := range s.jobs {
+		at, over := endOf(j)
+		if !over || len(s.podsOf(j)) > 0 || !at.IsZero() && now.Sub(at) > longAgo {
+			continue
+		}
+		if since[j.UID].IsZero() {
+			since[j.UID] = now
+		}
+		left = max(left, unseenMost-now.Sub(since[j.UID]))
+	}
+	return left
+}
+
 // look reads the operation's Jobs and pods once.
 func (u *upgrader) look(ctx context.Context, op string) (scene, error) {
+	return u.list(ctx, selector(op))
+}
+
+// list reads the Jobs and pods that a selector finds, once.
+func (u *upgrader) list(ctx context.Context, selector string) (scene, error) {
 	ctx, cancel := u.Read(ctx)
 	defer cancel()
 	var s scene
-	o := metav1.ListOptions{LabelSelector: selector(op)}
+	o := metav1.ListOptions{LabelSelector: selector}
 	jobs, err := u.Client.BatchV1().Jobs(u.Namespace).List(ctx, o)
 	if err != nil {
 		return s, err

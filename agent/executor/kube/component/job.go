@@ -83,8 +83,14 @@ func (q request) name(a *protocol.Assignment) string {
 	return name
 }
 
+// Flags of the program that say which release it is about.
+const (
+	argRelease   = "-release"
+	argNamespace = "-namespace"
+)
+
 func (q request) args(a *protocol.Assignment) []string {
-	args := []string{q.verb, "-release", q.component.Release, "-namespace", q.component.Namespace, "-operation", a.Operation,
+	args := []string{q.verb, argRelease, q.component.Release, argNamespace, q.component.Namespace, "-operation", a.Operation,
 		"-run", strconv.Itoa(a.Run), "-generation", strconv.FormatInt(a.Generation, 10), "-correlation", a.CorrelationID}
 	if q.verb == answer.Status {
 		return args

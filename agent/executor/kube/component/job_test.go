@@ -21,6 +21,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster/clustertest"
 	"github.com/opsplane/opsplane/agent/executor/kube/component/answer"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -41,7 +42,7 @@ type site struct {
 func setup(t *testing.T, objects ...runtime.Object) *site {
 	t.Helper()
 	s := &site{client: fake.NewClientset(objects...), op: id.New(id.Operation, time.Now())}
-	c := &cluster.Cluster{Client: s.client, Namespace: "ops", Now: time.Now, Log: slog.New(slog.DiscardHandler)}
+	c := &cluster.Cluster{Client: clustertest.BeforeJobs(s.client, nil), Namespace: "ops", Now: time.Now, Log: slog.New(slog.DiscardHandler)}
 	s.upgrader = &upgrader{Cluster: c, config: good()}
 	s.client.PrependReactor("create", "jobs", func(action kubetesting.Action) (bool, runtime.Object, error) {
 		j := action.(kubetesting.CreateAction).GetObject().(*batchv1.Job).DeepCopy()
@@ -281,7 +282,8 @@ func TestCutOffUpgrade(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonDeadlineExceeded}}
+			j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, Reason: batchv1.JobReasonDeadlineExceeded,
+				LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Hour))}}
 			if _, err := s.client.BatchV1().Jobs("ops").Update(t.Context(), j, metav1.UpdateOptions{}); err != nil {
 				t.Fatal(err)
 			}

@@ -97,6 +97,12 @@ func (u *upgrader) preview(ctx context.Context, q protocol.PreviewRequest) ([]pr
 	case err != nil:
 		return nil, fmt.Errorf("preview the upgrade of %s: %w", p.Component, err)
 	}
+	switch j, err := u.another(ctx, &protocol.Assignment{Operation: q.ID}, c); {
+	case err != nil:
+		return nil, fmt.Errorf("preview the upgrade of %s: %w", p.Component, err)
+	case j != nil:
+		list = append(list, underWay(j, c))
+	}
 	parts, err := u.parts(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("preview the upgrade of %s: %w", p.Component, err)

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
@@ -31,6 +30,15 @@ func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding
 	}
 	if said, j := s.settled(a.Operation, a.Run); j != nil {
 		return finding(said)
+	}
+	switch j, err := u.another(ctx, a, c); {
+	case err != nil:
+		return cluster.Unread(err)
+	case j != nil:
+		b := underWay(j, c)
+		f := executor.Unknown(b.Code, b.Detail)
+		f.Blocker = &b
+		return f
 	}
 	if len(s.of(answer.Upgrade, a.Run)) == 0 {
 		return executor.ToRun("no upgrade of this run was begun")
@@ -109,9 +117,7 @@ func (u *upgrader) history(ctx context.Context, t *executor.Task, s scene, c Com
 // repeated, so it needs no fence: a probe may ask.
 func (u *upgrader) ask(ctx context.Context, t *executor.Task, q request) (answer.Answer, error) {
 	job := u.job(t.Assignment, q)
-	rctx, cancel := u.Read(ctx)
-	_, err := u.Client.BatchV1().Jobs(u.Namespace).Create(rctx, job, metav1.CreateOptions{FieldManager: cluster.ManagedBy})
-	cancel()
+	_, err := u.AskJob(ctx, job.Name, job)
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return answer.Answer{}, err
 	}

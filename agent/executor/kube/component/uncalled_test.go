@@ -1,11 +1,14 @@
 package component
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -45,7 +48,7 @@ func TestWebhookThatIsNotThere(t *testing.T) {
 	for _, step := range []string{"preflight", "upgrade"} {
 		s := setup(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ops", Name: good().account(good().Components["gpu-operator"])}})
 		s.Cluster = opened(t)
-		s.Client, s.Namespace = s.client, "ops"
+		s.Client, s.Namespace = clustertest.BeforeJobs(s.client, nil), "ops"
 		s.reply = func(*batchv1.Job) (answer.Answer, string) { return answer.Answer{}, "" }
 		away := true
 		s.client.PrependReactor("create", "jobs", func(kubetesting.Action) (bool, runtime.Object, error) {
@@ -103,5 +106,75 @@ func TestProbeThatMayNotAsk(t *testing.T) {
 		if f := s.probe(t.Context(), s.task(2, 1)); f.Phase != operation.StepSucceeded {
 			t.Errorf("%s, once it is over: %+v", name, f)
 		}
+	}
+}
+
+// TestWebhookThatHangs: one that takes longer to fail than a call is given is waited for
+// in the same way, and no upgrade is begun behind it. A probe that has to make a Job names
+// it as well.
+func TestWebhookThatHangs(t *testing.T) {
+	t.Parallel()
+	for _, step := range []string{"preflight", "upgrade", "the probe", "verify"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := setup(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ops", Name: "up"}})
+				s.Cluster = opened(t)
+				s.reply = func(*batchv1.Job) (answer.Answer, string) {
+					return answer.Answer{Own: &answer.Release{Status: "deployed"}, Release: &answer.Release{Status: "deployed", Chart: "1.1.0"}}, ""
+				}
+				hangs := true
+				s.Client, s.Namespace = clustertest.BeforeJobs(s.client, func(ctx context.Context, verb string) error {
+					if !hangs {
+						return nil
+					}
+					if step == "upgrade" && verb == "create" {
+						t.Error("it was begun")
+					}
+					select {
+					case <-ctx.Done():
+						return ctx.Err()
+					case <-time.After(20 * time.Second):
+						return apierrors.NewInternalError(errors.New(`failed calling webhook "guard.example.com": context deadline exceeded`))
+					}
+				}), "ops"
+				task := s.task(2, 1)
+				if step == "the probe" {
+					s.put(t, s.assignment(1), upgradeOf, answer.Answer{}, "mute")
+				}
+				run := func() (code, detail string, done bool) {
+					var o executor.Outcome
+					switch step {
+					case "preflight":
+						o = s.preflight(t.Context(), task)
+					case "upgrade":
+						o = s.upgrade(t.Context(), task)
+					case "verify":
+						o = s.verify(t.Context(), task)
+					default:
+						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+						defer cancel()
+						f := s.probe(ctx, task)
+						return f.ErrorCode, f.Detail, f.Phase == operation.StepSucceeded
+					}
+					return o.ErrorCode, o.Detail, o.Class == operation.OutcomeDone
+				}
+				code, detail, _ := run()
+				if step == "the probe" { // the first is too short to hear more
+					if code != "admission_refused" || !strings.Contains(detail, "a webhook may hang") {
+						t.Errorf("%s: %s", code, detail)
+					}
+					time.Sleep(15 * time.Second)
+					code, detail, _ = run()
+				}
+				if code != "admission_refused" || !strings.Contains(detail, "guard.example.com") {
+					t.Errorf("%s: %s", code, detail)
+				}
+				hangs = false
+				if code, detail, done := run(); !done {
+					t.Errorf("once it answers: %s: %s", code, detail)
+				}
+			})
+		})
 	}
 }

@@ -115,6 +115,9 @@ func (u *upgrader) preflight(ctx context.Context, t *executor.Task) executor.Out
 	if o != nil {
 		return *o
 	}
+	if o := u.awaitsAnother(ctx, t, c); o != nil {
+		return *o
+	}
 	q := request{verb: answer.Preflight, component: c, version: p.Version, rollback: p.Rollback == "on_failure", timeout: timeout, attempt: t.Attempt}
 	if o := u.make(ctx, t, q); o != nil {
 		return *o
@@ -216,18 +219,10 @@ func (u *upgrader) make(ctx context.Context, t *executor.Task, q request) *execu
 		o := executor.Waiting(halt, "stopped before a Job was made")
 		return &o
 	}
-	job := u.job(t.Assignment, q)
-	var made *batchv1.Job
-	reply, stop := u.Effect(ctx, t, "create", "job/"+job.Name, u.Namespace+"/"+job.Name, func(ctx context.Context) (err error) {
-		made, err = u.Client.BatchV1().Jobs(u.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: cluster.ManagedBy})
-		return err
-	})
+	made, reply, stop := u.MakeJob(ctx, t, u.job(t.Assignment, q), q.verb != answer.Upgrade)
 	if stop != nil {
 		o := u.believed(t, *stop)
 		return &o
-	}
-	if o := reply.Uncalled(t, "job/"+u.Namespace+"/"+job.Name); o != nil {
-		return o
 	}
 	var o executor.Outcome
 	switch reply.Category {
@@ -291,6 +286,9 @@ func (u *upgrader) upgrade(ctx context.Context, t *executor.Task) executor.Outco
 			return &o
 		case made != "": // the watch has not seen it yet
 			return nil
+		}
+		if o := u.awaitsAnother(ctx, t, c); o != nil { // since the preflight
+			return o
 		}
 		timeout, o := u.timeout(t, p)
 		if o != nil {

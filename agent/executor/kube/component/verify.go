@@ -16,6 +16,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/component/answer"
+	"github.com/opsplane/opsplane/shared/operation"
 )
 
 // Labels that charts put on what they install.
@@ -203,6 +204,9 @@ func (u *upgrader) verifyByHelm(ctx context.Context, t *executor.Task, p payload
 	said, err := u.ask(ctx, t, request{verb: answer.Status, component: c, attempt: t.Attempt})
 	switch {
 	case err != nil:
+		if o := cluster.Broken(err); o.Class == operation.OutcomeWaiting { // a webhook stands in the Job's way
+			return o
+		}
 		return executor.Transient("job_failed", "Helm's history was not read: "+err.Error())
 	case said.Release == nil || said.Release.Status != "deployed" || !same(said.Release.Chart, p.Version):
 		return executor.Permanent("version_mismatch", fmt.Sprintf("%s: %s, not deployed at %s", p.Component, said.Detail, p.Version))
