@@ -98,7 +98,7 @@ func TestBrokenPodThatIsNotDeleted(t *testing.T) {
 					tk := rollTask()
 					tk.Assignment = &protocol.Assignment{Operation: by.Operation, Run: by.Run, Generation: by.Generation, TargetName: "deployment:llm/db", TargetUID: "s-1"}
 					tk.Blocked = s.Blocked
-					r, over := &roller{c, DefaultBounds}, make(chan executor.Outcome, 1)
+					r, over := &roller{Cluster: c, bounds: DefaultBounds}, make(chan executor.Outcome, 1)
 					go func() { over <- r.awaitBack(t.Context(), tk, d) }()
 					time.Sleep(time.Second)
 					synctest.Wait()

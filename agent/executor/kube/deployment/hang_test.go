@@ -83,7 +83,7 @@ func TestWebhookThatHangs(t *testing.T) {
 				roll, begun := Roll(c), time.Now()
 				over := make(chan executor.Outcome, 1)
 				go func() { over <- roll.Steps[step].Execute(t.Context(), tk) }()
-				time.Sleep(shownAfter)
+				time.Sleep(cluster.ShownAfter)
 				synctest.Wait()
 				shown := s.Shown()
 				if len(shown) != 1 || shown[0].Code != "api_error" || shown[0].Rule != "api_server" || shown[0].Resource != "deployment/llm/web" ||
@@ -157,18 +157,59 @@ func TestRestartBehindASlowWebhook(t *testing.T) {
 	var patches atomic.Int32
 	s.admit = func(map[string]any) {
 		if patches.Add(1) == 1 {
-			time.Sleep(slowFrom + 100*time.Millisecond)
+			time.Sleep(cluster.SlowFrom + 100*time.Millisecond)
 			return
 		}
 		time.Sleep(1500 * time.Millisecond)
 	}
-	tk := rollTask()
-	tk.Fence = func(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	if o := Roll(c).Steps["restart"].Execute(within(t, 20*time.Second), shortFence(rollTask())); o.Class != operation.OutcomeDone {
+		t.Errorf("%+v", o)
+	}
+}
+
+// shortFence fences the task's calls for a second.
+func shortFence(t *executor.Task) *executor.Task {
+	t.Fence = func(ctx context.Context) (context.Context, context.CancelFunc, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		return ctx, cancel, nil
 	}
-	if o := Roll(c).Steps["restart"].Execute(within(t, 20*time.Second), tk); o.Class != operation.OutcomeDone {
-		t.Errorf("%+v", o)
+	return t
+}
+
+// A webhook that takes long to fail is one trouble since one time, also while it is asked
+// again.
+func TestWebhookThatIsSlowToFail(t *testing.T) {
+	t.Parallel()
+	for _, step := range []string{"preflight", "restart"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var s clustertest.Server
+				c, tk := hangs(t, &s, 0)
+				c.Dynamic.(*dynamicfake.FakeDynamicClient).PrependReactor("patch", "deployments", func(a ktesting.Action) (bool, runtime.Object, error) {
+					time.Sleep(20 * time.Second)
+					return true, nil, apierrors.NewInternalError(errors.New(`failed calling webhook "slow.example.com": context deadline exceeded`))
+				})
+				roll, begun := Roll(c), time.Now()
+				over := make(chan executor.Outcome, 1)
+				go func() { over <- roll.Steps[step].Execute(t.Context(), tk) }()
+				<-over
+				for range 2 {
+					go func() { over <- roll.Steps[step].Execute(t.Context(), tk) }()
+					for range 20 {
+						synctest.Wait()
+						shown := s.Shown()
+						if len(shown) != 1 || shown[0].Code != "admission_refused" || shown[0].Rule != "webhook/slow.example.com" || shown[0].Since == nil || !shown[0].Since.Equal(begun) {
+							t.Fatalf("after %s: shown %+v", time.Since(begun), shown)
+						}
+						time.Sleep(time.Second)
+					}
+					if o := <-over; o.ErrorCode != "admission_refused" {
+						t.Errorf("%+v", o)
+					}
+				}
+			})
+		})
 	}
 }
 

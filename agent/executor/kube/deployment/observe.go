@@ -163,6 +163,8 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 	switch {
 	case denied != nil:
 		return []protocol.Blocker{*denied}, nil
+	case cluster.UnconvertedBy(err) != "":
+		return []protocol.Blocker{cluster.Unconverted(err, q.TargetName)}, nil
 	case err != nil:
 		return nil, fmt.Errorf("read %s: %w", q.TargetName, err)
 	case d == nil:
@@ -170,10 +172,10 @@ func (r *roller) preview(ctx context.Context, q protocol.PreviewRequest) ([]prot
 	}
 	holds, warnings, err := r.check(ctx, nil, d, cluster.Mark{Operation: q.ID}, p)
 	denied = cluster.Denied("deployment/"+d.name(), err)
-	var h *hung
+	var h *cluster.Hung
 	switch {
 	case errors.As(err, &h):
-		b := h.blocker()
+		b := h.Blocker()
 		b.Since = nil
 		holds = []protocol.Blocker{b}
 	case denied != nil:

@@ -51,7 +51,7 @@ func restartPatch(d *rollout, by cluster.Mark, at time.Time, made *unstructured.
 			put(patch, set, annotationsOf(at)...)
 		}
 		asked := d.patched(patch)
-		if made == nil {
+		if rec.Unrehearsed = made == nil; made == nil {
 			made = asked
 		}
 		rec.Template, rec.Was = d.digestOf(made), digest(d.kind.bare(d.object))
@@ -189,13 +189,13 @@ func (r *roller) rehearse(ctx context.Context, t *executor.Task, d *rollout, by 
 
 // answered is what the API server makes of a patch: admission may add to what is asked
 // for, and that is nobody else's change. It is nil where it cannot be told. slow:
-// admission takes its time.
+// admission takes its time, or may.
 func (r *roller) answered(ctx context.Context, t *executor.Task, d *rollout, what string, patch []byte) (made *unstructured.Unstructured, slow bool, err error) {
 	if d.kind.template == nil {
 		return nil, false, nil
 	}
 	u, took, err := r.askFor(ctx, t, d, what, patch)
-	slow = took >= slowFrom
+	slow = took >= cluster.SlowFrom || cluster.TakesNoDryRun(err)
 	switch {
 	case err == nil:
 		return u, slow, nil
@@ -260,11 +260,12 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 		if patch, err = restartPatch(d, by, at, made); err != nil {
 			return executor.Permanent("api_error", err.Error())
 		}
-		again, stop := r.change(ctx, t, d, "restart", patch, slow)
+		after, again, stop := r.change(ctx, t, d, "restart", patch, slow)
 		if stop != nil {
 			return *stop
 		}
 		if !again {
+			r.learn(t, d, patch, after)
 			r.Event(ctx, t, reference(d), corev1.EventTypeNormal, "OpsplaneRestart", "Restarted by Opsplane")
 			return executor.Done("restart of " + d.name() + " accepted")
 		}
@@ -272,31 +273,32 @@ func (r *roller) restart(ctx context.Context, t *executor.Task) executor.Outcome
 	return executor.Transient("conflict", "the deployment is written to all the time")
 }
 
-// change issues one patch. slow: admission was seen to take its time. again: somebody
-// else wrote first.
-func (r *roller) change(ctx context.Context, t *executor.Task, d *rollout, what string, patch []byte, slow bool) (again bool, stop *executor.Outcome) {
+// change issues one patch, and returns the object that it made. slow: admission was seen to
+// take its time, or cannot be asked how much. again: somebody else wrote first.
+func (r *roller) change(ctx context.Context, t *executor.Task, d *rollout, what string, patch []byte, slow bool) (made *unstructured.Unstructured, again bool, stop *executor.Outcome) {
 	limit := time.Duration(0)
 	if slow {
 		limit = cluster.AdmissionMost
 	}
-	reply, stop := r.EffectWithin(ctx, t, limit, what, "deployment/"+string(d.object.GetUID()), d.name(), func(ctx context.Context) error {
-		_, err := r.patch(ctx, d, patch, metav1.PatchOptions{})
+	reply, stop := r.EffectWithin(ctx, t, limit, what, "deployment/"+string(d.object.GetUID()), d.name(), func(ctx context.Context) (err error) {
+		made, err = r.patch(ctx, d, patch, metav1.PatchOptions{})
 		return err
 	})
 	if stop != nil {
 		if stop.Class == operation.OutcomeAmbiguous {
 			stop.ActionCode = operation.ActRestoreDependency
-			stop.ActionText = fmt.Sprintf("%s; look whether the %s came through, then retry", seeTo(d.name()), what)
+			stop.ActionText = fmt.Sprintf("%s; look whether the %s came through, then retry", d.change(what).SeeTo(), what)
 		}
-		return false, stop
+		return nil, false, stop
 	}
 	if stop := reply.Uncalled(t, "deployment/"+d.name()); stop != nil {
-		return false, stop
+		return nil, false, stop
 	}
 	if reply.Category == cluster.OK {
 		tell(t, nil) // what an earlier try waited for
 	}
-	return judged(reply, d)
+	again, stop = judged(reply, d)
+	return made, again, stop
 }
 
 func judged(reply cluster.Reply, d *rollout) (again bool, stop *executor.Outcome) {

@@ -1,6 +1,7 @@
 package deployment
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -44,7 +45,8 @@ const again = time.Second
 // roller carries rolls out on one cluster.
 type roller struct {
 	*cluster.Cluster
-	bounds Bounds
+	bounds  Bounds
+	learned learned
 }
 
 // Roll is deployment.roll on Kubernetes.
@@ -52,9 +54,13 @@ func Roll(c *cluster.Cluster) cluster.Type { return RollWithin(c, DefaultBounds)
 
 // RollWithin is Roll with bounds of its own.
 func RollWithin(c *cluster.Cluster, b Bounds) cluster.Type {
-	r, denials := &roller{c, b}, &cluster.Denials{}
+	r, denials := &roller{Cluster: c, bounds: b}, &cluster.Denials{}
 	lenient := func(f func(ctx context.Context, t *executor.Task) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
-		return denials.Lenient(c.Now, f)
+		return denials.Lenient(c.Now, func(ctx context.Context, t *executor.Task) executor.Outcome {
+			o := f(ctx, t)
+			cluster.ShowUnconverted(t, o, "deployment/"+strings.TrimPrefix(t.Assignment.TargetName, "deployment:"))
+			return o
+		})
 	}
 	return cluster.Type{
 		Name:         "deployment.roll",
@@ -88,8 +94,10 @@ func payload(raw json.RawMessage) (operation.RollPayload, error) {
 }
 
 // find reads the target, whatever kind it is of; nil when it is gone. One of the
-// same name and another UID is another object.
+// same name and another UID is another object. A version of a kind that nobody converts
+// is passed over: the target may be of another kind, or stored in another version.
 func (r *roller) find(ctx context.Context, a *protocol.Assignment) (*rollout, error) {
+	var unconverted error
 	namespace, name, ok := strings.Cut(strings.TrimPrefix(a.TargetName, "deployment:"), "/")
 	if !ok {
 		return nil, nil
@@ -104,15 +112,18 @@ func (r *roller) find(ctx context.Context, a *protocol.Assignment) (*rollout, er
 				continue
 			case apierrors.IsForbidden(err) && resource.Group != "apps" && !r.serves(ctx, resource.GroupVersion().String(), resource.Resource):
 				continue // whoever may not read a kind learns no more of it
+			case cluster.UnconvertedBy(err) != "":
+				unconverted = cmp.Or(unconverted, err)
+				continue
 			case err != nil:
 				return nil, err
 			case a.TargetUID != "" && string(u.GetUID()) != a.TargetUID:
 				continue
 			}
-			return read(k, resource, u)
+			return r.read(k, resource, u)
 		}
 	}
-	return nil, nil
+	return nil, unconverted
 }
 
 // serves tells whether the API server has the resource; if that cannot be read

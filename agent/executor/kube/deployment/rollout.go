@@ -53,6 +53,9 @@ type record struct {
 	// nothing, or it is longer than maxBack.
 	Back     json.RawMessage `json:"back,omitempty"`
 	Revision string          `json:"revision,omitempty"` // of a Deployment before
+	// Unrehearsed: it was not known what admission makes of the restart. Template is what
+	// was asked for.
+	Unrehearsed bool `json:"unrehearsed,omitempty"`
 }
 
 // rollout is an object and how far its rollout is.
@@ -117,10 +120,19 @@ func (r *rollout) superseded() string {
 		return "the restart's record is gone"
 	case r.kind == dynamoGraphs && r.restart.id != r.record.ID:
 		return fmt.Sprintf("spec.restart.id is %q now", r.restart.id)
-	case r.kind != dynamoGraphs && r.template != r.record.Template:
+	case r.kind != dynamoGraphs && r.template != r.record.Template && !r.unchanged():
 		return "its pod template was changed"
 	}
 	return ""
+}
+
+// unchanged tells that nobody changed the object's spec since its restart, by the count
+// that the API server keeps: whatever its template is, the restart made it so, together
+// with what admission made of that.
+// https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta/#ObjectMeta
+func (r *rollout) unchanged() bool {
+	g := r.record.Goal
+	return g != nil && g.Generation > 0 && r.generation == g.Generation
 }
 
 // before tells whether r is an older state of the object than o.

@@ -151,8 +151,11 @@ func (r *rollout) takenBack() takenBack {
 		return takenBack{known: true, act: r.goBack(),
 			text: "the restart's annotations are taken back, but the template is not that of before: admission (a webhook or a policy) changed " + strings.Join(rec.Other, ", ")}
 	}
-	return takenBack{known: true, act: r.goBack(),
-		text: "the restart's annotations were taken back, but the template is not that of before: admission or somebody else changed it with the undo or after it"}
+	who := "admission or somebody else changed it with the undo or after it"
+	if r.record.Unrehearsed {
+		who = "admission, which took no dry run of the restart, or somebody else changed it since"
+	}
+	return takenBack{known: true, act: r.goBack(), text: "the restart's annotations were taken back, but the template is not that of before: " + who}
 }
 
 // goBack is how a person gets the template of before. The revision before the last is

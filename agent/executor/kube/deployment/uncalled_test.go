@@ -70,13 +70,13 @@ func TestWebhookThatIsNotThereElsewhere(t *testing.T) {
 	if failed != nil || len(list) != 1 || list[0].Code != "admission_refused" || list[0].Rule != "webhook/guard.example.com" {
 		t.Errorf("%+v, %v", list, failed)
 	}
-	r := &roller{c, DefaultBounds}
-	again, stop := r.change(t.Context(), tk, object(t, deployments, web), "undo restart", []byte(`{}`), false)
+	r := &roller{Cluster: c, bounds: DefaultBounds}
+	_, again, stop := r.change(t.Context(), tk, object(t, deployments, web), "undo restart", []byte(`{}`), false)
 	if again || stop == nil || stop.Class != operation.OutcomeWaiting || stop.ErrorCode != "admission_refused" || stop.CommandID != "cmd_1" || len(s.Shown()) != 1 {
 		t.Errorf("%v %+v, shown %+v", again, stop, s.Shown())
 	}
 	err = nil
-	if again, stop := r.change(t.Context(), tk, object(t, deployments, web), "undo restart", []byte(`{}`), false); again || stop != nil || len(s.Shown()) > 0 {
+	if _, again, stop := r.change(t.Context(), tk, object(t, deployments, web), "undo restart", []byte(`{}`), false); again || stop != nil || len(s.Shown()) > 0 {
 		t.Errorf("once it is back: %v %+v, shown %+v", again, stop, s.Shown())
 	}
 }

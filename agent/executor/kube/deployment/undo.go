@@ -17,7 +17,13 @@ import (
 // Codes of an undo that was issued and is not observed.
 const (
 	codeUndoIncomplete = "undo_incomplete" // the pods of before are not ready
-	codeUndoDiffers    = "undo_differs"    // the template is not that of before
+	// codeUndoDiffers: the template is not that of before. It ends the step, though tries
+	// of it may be left: the restart's annotations are out, and what is not as before is of
+	// admission, or of whoever changed it with the undo or after. Admission would make the
+	// same of one more patch, for the price of one more rollout of pods that run, and what
+	// somebody else set is not the operation's to take away. So it says what differs, and
+	// by which command a person goes back once that is seen to.
+	codeUndoDiffers = "undo_differs"
 )
 
 func (r *roller) probeUndo(ctx context.Context, t *executor.Task) executor.Finding {
@@ -98,11 +104,12 @@ func (r *roller) undo(ctx context.Context, t *executor.Task) executor.Outcome {
 		if stop != nil {
 			return *stop
 		}
-		again, stop := r.change(ctx, t, d, "undo restart", patch, slow)
+		after, again, stop := r.change(ctx, t, d, "undo restart", patch, slow)
 		if stop != nil {
 			return *stop
 		}
 		if !again {
+			r.learn(t, d, patch, after)
 			r.Event(ctx, t, reference(d), corev1.EventTypeWarning, "OpsplaneUndo", "The restart failed and was taken back by Opsplane")
 			return r.awaitBack(ctx, t, d)
 		}
@@ -116,9 +123,9 @@ func (r *roller) undoing(ctx context.Context, t *executor.Task, d *rollout, by c
 	patch, err := undoPatch(d, by, nil)
 	if err == nil {
 		made, took, unknown := r.answered(ctx, t, d, "undo of the restart", patch)
-		var h *hung
+		var h *cluster.Hung
 		if errors.As(unknown, &h) {
-			o := h.outcome(ctx, t)
+			o := h.Outcome(ctx, t)
 			return nil, false, &o
 		}
 		slow = took

@@ -40,6 +40,9 @@ func (r *roller) probeWait(ctx context.Context, t *executor.Task) executor.Findi
 }
 
 func supersededBy(d *rollout) string {
+	if d.record != nil && d.record.Unrehearsed {
+		return fmt.Sprintf("%s: %s by somebody else after this operation's restart, or by admission with it, which took no dry run", d.name(), d.superseded())
+	}
 	return fmt.Sprintf("%s: %s by somebody else after this operation's restart", d.name(), d.superseded())
 }
 

@@ -20,6 +20,7 @@ import (
 // API server streams wakes it; nothing is asked for again.
 type watcher struct {
 	*follow.Group
+	roller *roller
 	of     *rollout
 	object *follow.Feed[*unstructured.Unstructured]
 	pods   *follow.Feed[*corev1.Pod]
@@ -29,7 +30,7 @@ type watcher struct {
 
 // watch begins to follow d until ctx ends.
 func (r *roller) watch(ctx context.Context, d *rollout) *watcher {
-	w := &watcher{Group: follow.NewGroup(ctx, r.Pulse), of: d}
+	w := &watcher{Group: follow.NewGroup(ctx, r.Pulse), roller: r, of: d}
 	namespace := d.object.GetNamespace()
 	named := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, d.object.GetName()).String()}
 	w.object = follow.Join(ctx, w.Group, follow.Of(d.resource.Resource, r.Read, r.Dynamic.Resource(d.resource).Namespace(namespace), named), trim[*unstructured.Unstructured])
@@ -80,7 +81,7 @@ func (w *watcher) scene() (*scene, error) {
 	if u == nil {
 		return nil, nil
 	}
-	d, err := read(w.of.kind, w.of.resource, u)
+	d, err := w.roller.read(w.of.kind, w.of.resource, u)
 	if err != nil {
 		return nil, err
 	}
