@@ -92,6 +92,10 @@ func (h *health) heard(source, verb string, err error) {
 		f.since = h.now()
 	}
 	f = h.deny(f, key, err)
+	if kind := cluster.UnconvertedBy(err); kind != "" && (!was || cluster.UnconvertedBy(f.err) == "") {
+		h.log.Error("objects cannot be converted; they stand still in the inventory, or are missing",
+			slog.String("kind", kind), slog.Any("err", err))
+	}
 	f.err = err
 	h.failing[key] = f
 	h.turn()
@@ -128,7 +132,7 @@ func (h *health) pulse(silent *cluster.Unanswered) {
 func (h *health) turn() {
 	var worst failure
 	for _, f := range h.failing {
-		if !apierrors.IsForbidden(f.err) && (worst.err == nil || f.since.Before(worst.since)) {
+		if !apierrors.IsForbidden(f.err) && cluster.UnconvertedBy(f.err) == "" && (worst.err == nil || f.since.Before(worst.since)) {
 			worst = f
 		}
 	}

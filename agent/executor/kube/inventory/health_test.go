@@ -225,8 +225,8 @@ func TestOptionalAPI(t *testing.T) {
 		{[]*metav1.APIResourceList{{GroupVersion: "leaderworkerset.x-k8s.io/v1", APIResources: []metav1.APIResource{{Name: "leaderworkersets"}}}}, true},
 	} {
 		client.Resources = step.served
-		v, known := x.served(client)
-		if !known || (v.Resource != "") != step.want {
+		served, known := x.served(client)
+		if v := x.choose(served, schema.GroupVersionResource{}, true); !known || (v.Resource != "") != step.want {
 			t.Errorf("served %v: %v %v", step.served, v, known)
 		}
 	}

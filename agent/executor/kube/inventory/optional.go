@@ -2,44 +2,103 @@ package inventory
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 )
 
 // optional is an API that a cluster may serve or not, from one minute to the next.
 type optional struct {
 	name     string
-	versions []schema.GroupVersionResource // the first that is served is watched
+	versions []schema.GroupVersionResource // the first that is served, and converted, is watched
 	to       store
 	source   func(v schema.GroupVersionResource) *source
 	listed   func() // there is nothing to wait for any more
+
+	mu sync.Mutex
+	// unconverted are the versions that the API server serves and cannot read: their
+	// objects are stored in another, and nobody converts them.
+	unconverted map[schema.GroupVersionResource]bool
+	turned      chan struct{} // one became so
+	held        *time.Timer   // runs since the first list failed so; nil: none did
+}
+
+// unconvertedMost is how long the first inventory waits for objects that nobody converts:
+// their webhook may be starting like the agent. After that it goes without them.
+const unconvertedMost = 30 * time.Second
+
+// unread takes why a version could not be listed.
+func (x *optional) unread(v schema.GroupVersionResource, err error) {
+	if cluster.UnconvertedBy(err) == "" {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.held == nil {
+		x.held = time.AfterFunc(unconvertedMost, x.listed)
+	}
+	if x.unconverted[v] {
+		return
+	}
+	if x.unconverted == nil {
+		x.unconverted = map[schema.GroupVersionResource]bool{}
+	}
+	x.unconverted[v] = true
+	select {
+	case x.turned <- struct{}{}:
+	default:
+	}
+}
+
+// choose is which of the versions that are served is watched: the first that is converted,
+// as far as is known. Where none is, what is watched at stays, and anew all are tried again.
+func (x *optional) choose(served []schema.GroupVersionResource, at schema.GroupVersionResource, anew bool) schema.GroupVersionResource {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, v := range served {
+		if !x.unconverted[v] {
+			return v
+		}
+	}
+	switch {
+	case len(served) == 0:
+		return schema.GroupVersionResource{}
+	case !anew && slices.Contains(served, at):
+		return at
+	}
+	clear(x.unconverted)
+	return served[0]
 }
 
 func (i *Inventory) optional(o *Options, client kubernetes.Interface, once func(name string) func()) []*optional {
 	m := i.model
 	var out []*optional
-	slices := &optional{
+	devices := &optional{
 		name: "resourceslices.resource.k8s.io", listed: once("resourceslices.resource.k8s.io"),
 		versions: []schema.GroupVersionResource{{Group: "resource.k8s.io", Version: "v1", Resource: "resourceslices"}},
 	}
-	slices.to = newFeed(m, stripSlice, m.applySlice, slices.listed)
-	slices.source = func(schema.GroupVersionResource) *source {
-		return from(slices.name, client.ResourceV1().ResourceSlices(), nil, slices.to)
+	devices.to = newFeed(m, stripSlice, m.applySlice, devices.listed)
+	devices.source = func(schema.GroupVersionResource) *source {
+		return from(devices.name, client.ResourceV1().ResourceSlices(), nil, devices.to)
 	}
-	out = append(out, slices)
+	out = append(out, devices)
 	if o.Cluster.Dynamic == nil {
 		return out
 	}
 	for _, c := range customs {
 		name := c.versions[0].GroupResource().String()
-		x := &optional{name: name, listed: once(name), versions: c.versions}
+		x := &optional{name: name, listed: once(name), versions: c.versions, turned: make(chan struct{}, 1)}
 		x.to = newFeed(m, c.strip, m.applyWorkload, x.listed)
 		x.source = func(v schema.GroupVersionResource) *source {
-			return from(name, o.Cluster.Dynamic.Resource(v), nil, x.to)
+			s := from(name, o.Cluster.Dynamic.Resource(v), nil, x.to)
+			s.unread = func(err error) { x.unread(v, err) }
+			return s
 		}
 		out = append(out, x)
 	}
@@ -56,9 +115,15 @@ func (x *optional) run(ctx context.Context, h *health, every time.Duration, clie
 	defer func() {
 		stop()
 		going.Wait()
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.held != nil {
+			x.held.Stop()
+		}
 	}()
-	for {
-		v, known := x.served(client)
+	for anew := true; ; {
+		served, known := x.served(client)
+		v := x.choose(served, at, anew)
 		if known && v != at { // else all stays as it is
 			stop()
 			going.Wait()
@@ -80,27 +145,31 @@ func (x *optional) run(ctx context.Context, h *health, every time.Duration, clie
 		case <-ctx.Done():
 			t.Stop()
 			return
+		case <-x.turned:
+			anew = false
 		case <-t.C:
+			anew = true
 		}
+		t.Stop()
 	}
 }
 
-// served returns the first of the versions that the API server serves, or none;
-// known is false when it does not say.
-func (x *optional) served(client kubernetes.Interface) (v schema.GroupVersionResource, known bool) {
+// served returns those of the versions that the API server serves; known is false when it
+// does not say.
+func (x *optional) served(client kubernetes.Interface) (list []schema.GroupVersionResource, known bool) {
 	for _, v := range x.versions {
-		list, err := client.Discovery().ServerResourcesForGroupVersion(v.GroupVersion().String())
+		resources, err := client.Discovery().ServerResourcesForGroupVersion(v.GroupVersion().String())
 		if apierrors.IsNotFound(err) {
 			continue
 		}
 		if err != nil {
-			return schema.GroupVersionResource{}, false
+			return nil, false
 		}
-		for _, r := range list.APIResources {
+		for _, r := range resources.APIResources {
 			if r.Name == v.Resource {
-				return v, true
+				list = append(list, v)
 			}
 		}
 	}
-	return schema.GroupVersionResource{}, true
+	return list, true
 }

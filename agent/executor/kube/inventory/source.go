@@ -27,6 +27,8 @@ type source struct {
 	// narrow sets the selectors.
 	narrow func(o *metav1.ListOptions)
 	to     store
+	// unread is told of each list that fails; nil: nobody cares.
+	unread func(err error)
 }
 
 // store is a feed of any kind of fact.
@@ -43,6 +45,9 @@ func (s *source) run(ctx context.Context, h *health) {
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := s.pages(ctx, o)
 			s.heard(ctx, h, verbList, err)
+			if err != nil && s.unread != nil {
+				s.unread(err)
+			}
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
