@@ -13,6 +13,7 @@ import (
 	"helm.sh/helm/v4/pkg/storage/driver"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster/words"
 	"github.com/opsplane/opsplane/agent/executor/kube/component/answer"
 )
 
@@ -140,8 +141,8 @@ func kindOf(err error) string {
 	for _, m := range hookFailed.FindAllStringSubmatch(err.Error(), 1) {
 		add(m[1])
 	}
-	for _, m := range uncalled.FindAllString(err.Error(), 1) {
-		add(m)
+	if hook := words.Uncalled(err.Error()); hook != "" {
+		add(fmt.Sprintf("failed calling webhook %q", hook))
 	}
 	for _, m := range templatePlace.FindAllString(err.Error(), 3) {
 		add("at " + m)
@@ -156,10 +157,8 @@ func kindOf(err error) string {
 // What of Helm's own texts names things and quotes no values.
 var (
 	// pkg/kube/statuswait.go; kinds, names and statuses only.
-	notReady   = regexp.MustCompile(`resource ([A-Za-z0-9]+/[a-z0-9.-]*/[a-z0-9.:-]+) (?:not ready|still exists)\. status: ([A-Za-z]+)`)
-	hookFailed = regexp.MustCompile(`((?:pre|post)-(?:upgrade|rollback) hooks failed)`)
-	// The API server's, of a webhook that it has to ask and cannot: its name.
-	uncalled      = regexp.MustCompile(`failed calling webhook "[^"]+"`)
+	notReady      = regexp.MustCompile(`resource ([A-Za-z0-9]+/[a-z0-9.-]*/[a-z0-9.:-]+) (?:not ready|still exists)\. status: ([A-Za-z]+)`)
+	hookFailed    = regexp.MustCompile(`((?:pre|post)-(?:upgrade|rollback) hooks failed)`)
 	templatePlace = regexp.MustCompile(`[A-Za-z0-9._-]+/(?:templates|charts)/[A-Za-z0-9._/-]+:\d+(?::\d+)?`)
 	httpStatus    = regexp.MustCompile(`\b[45]\d\d (?:Not Found|Unauthorized|Forbidden|Internal Server Error|Bad Gateway|Service Unavailable|Gateway Timeout)\b`)
 	schemaPlace   = regexp.MustCompile(`at '(/[^']*)?'`)
