@@ -130,7 +130,7 @@ func jobs(t *testing.T, rig *kuberig.Rig, ns, verb string) map[string]int {
 	t.Helper()
 	made := map[string]int{}
 	for _, e := range rig.Audit() {
-		if e.Verb != "create" || e.Resource != "jobs" || e.Namespace != ns || e.Code != http.StatusCreated {
+		if e.Verb != "create" || e.Resource != "jobs" || e.Namespace != ns || e.Code != http.StatusCreated || dry(e) {
 			continue
 		}
 		var j batchv1.Job
@@ -189,10 +189,10 @@ func jobIn(t *testing.T, e kuberig.AuditEvent) string {
 	return j.Name
 }
 
-// makesJob tells of a request that makes a Job whose name has the part.
+// makesJob tells of a request that makes a Job whose name has the part, in earnest.
 func makesJob(part string) func(r *http.Request, body []byte) bool {
 	return func(r *http.Request, body []byte) bool {
-		return r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/jobs") && bytes.Contains(body, []byte(part))
+		return r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/jobs") && r.URL.Query().Get("dryRun") == "" && bytes.Contains(body, []byte(part))
 	}
 }
 
