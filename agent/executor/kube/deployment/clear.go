@@ -33,6 +33,21 @@ func (c *clearing) wake(until time.Time) time.Time {
 	return until
 }
 
+// made tells whether the set has as many ready pods as it is to have, where any was
+// deleted: until its controller has seen that, its status counts the pod, too.
+func (c *clearing) made(s *scene) bool {
+	if len(c.gone) == 0 {
+		return true
+	}
+	n := 0
+	for _, p := range s.pods {
+		if s.owned(p) && ready(p) && p.DeletionTimestamp == nil {
+			n++
+		}
+	}
+	return n >= s.desired
+}
+
 // clear deletes the restart's broken pods where the controller waits for them to
 // get ready before it goes on. A deletion names the pod's UID: it is harmless
 // when repeated. One that is not taken is told, and asked for again at a pace: a pod

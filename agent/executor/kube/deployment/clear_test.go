@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
@@ -130,5 +131,29 @@ func TestBrokenPodThatIsNotDeleted(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// A set's status counts a pod that was just deleted until its controller has seen that:
+// nothing is back before the pods are.
+func TestStatusOfBeforeTheDeletion(t *testing.T) {
+	t.Parallel()
+	s := &scene{rollout: merged(t, undone(t, object(t, statefulSets, db)), []byte(`{"status":{"observedGeneration":9,"updatedReplicas":3}}`))}
+	two, third := []*corev1.Pod{dbPod(0, true, nil), dbPod(1, true, nil)}, dbPod(2, true, nil)
+	c := &clearing{}
+	if s.pods = two; !s.back(by) || !c.made(s) {
+		t.Error("where nothing was deleted, the status does not count")
+	}
+	c.gone = map[types.UID]bool{"p-9": true}
+	if c.made(s) {
+		t.Error("two of three pods are there")
+	}
+	third.Status.Conditions = nil
+	if s.pods = append(two, third); c.made(s) {
+		t.Error("the third is not ready")
+	}
+	isReady(third)
+	if !c.made(s) {
+		t.Error("all three are ready")
 	}
 }

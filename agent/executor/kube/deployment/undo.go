@@ -218,7 +218,7 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 		case s == nil:
 			return executor.Permanent("deployment_gone", gone(t.Assignment))
 		case s.record == nil || !s.record.Undone: // the watch has not seen it yet
-		case s.back(cluster.MarkOf(t)):
+		case s.back(cluster.MarkOf(t)) && c.made(s):
 			return s.takenBack().outcome(s.rollout)
 		default:
 			d, is = s.rollout, s.takenBack()
