@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Codes of what keeps a rollout from its end.
@@ -19,7 +20,10 @@ const (
 	codeQuota         = "quota_exceeded"
 	codeCreateRefused = "create_refused" // an admission policy refuses the pods
 	codeUnschedulable = "unschedulable"
-	codeNotReady      = "not_ready" // it runs, and that is all that is known
+	codeGated         = "scheduling_gated" // no scheduler may place it yet
+	codeNoScheduler   = "scheduler_silent" // none has said anything of it
+	codeNotStarted    = "not_started"      // it is on a node, and no container was begun
+	codeNotReady      = "not_ready"        // it runs, and that is all that is known
 	codeDeadline      = "progress_deadline_exceeded"
 	codeTerminating   = "terminating"  // a pod that has not gone
 	codeOverdue       = "stop_overdue" // one whose grace is over
@@ -48,15 +52,17 @@ const slowCrashes = 3
 // cause is one thing that keeps new pods from getting ready.
 type cause struct {
 	code     string
-	resource string // the first one it was seen on
-	rule     string // image, container, quota, scheduler or spec.paused
+	resource string    // the first one it was seen on
+	uid      types.UID // of that pod, where more can be asked about it
+	rule     string    // image, container, quota, scheduler, scheduling gate, node or spec.paused
 	detail   string
 	since    time.Time // zero: the API server does not say
 	pods     int
 	rest     string    // what becomes of the rollout if nobody waits for it; "": restGoesOn
 	held     bool      // it is somebody's will
 	old      bool      // it is of a pod of before
-	due      time.Time // of what is not ready: when it becomes a cause
+	due      time.Time // of what is not started or not ready: when it becomes a cause
+	ending   bool      // it never does, and is only what an end is explained by
 	next     string    // what becomes of the rollout if it stays so
 }
 
@@ -70,10 +76,13 @@ func (c cause) hopeless() bool {
 func (c cause) key() string { return c.code + "\x00" + c.rule }
 
 // ranks are the order of causes: what the pods themselves say comes before what
-// somebody wants, and that before what keeps pods from going, being made or placed. That
-// one runs and is not ready comes last: where there is more, it is why.
+// somebody wants, and that before what keeps pods from going, being made, placed or
+// started. That one runs and is not ready comes last: where there is more, it is why.
 var ranks = []string{codeConfig, codeImagePull, codeCrashLoop, codePaused, codeOnDelete, codePartition, codeScaled, codeSilent,
-	codeFinalizer, codeOverdue, codeQuota, codeCreateRefused, codeUnschedulable, codeNotReady}
+	codeFinalizer, codeOverdue, codeQuota, codeCreateRefused, codeUnschedulable, codeGated, codeNoScheduler, codeNotStarted, codeNotReady}
+
+// standstills are those that say what becomes of the rollout while they last.
+var standstills = []string{codeGated, codeNoScheduler, codeNotStarted, codeNotReady}
 
 // heldCodes are those of rollout.holds.
 var heldCodes = []string{codePaused, codeOnDelete, codePartition, codeScaled}
@@ -88,9 +97,13 @@ func podCauses(p *corev1.Pod) []cause {
 	resource := "pod/" + p.Namespace + "/" + p.Name
 	var list []cause
 	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason != corev1.PodReasonSchedulingGated {
+			why := bound(c.Message)
+			if c.Reason != corev1.PodReasonUnschedulable { // the scheduler failed at it, or it is one of another kind
+				why = fmt.Sprintf("%s (%s)", why, cmp.Or(c.Reason, "no reason given"))
+			}
 			list = append(list, cause{code: codeUnschedulable, resource: resource, rule: "scheduler", since: c.LastTransitionTime.Time,
-				detail: fmt.Sprintf("pod %s cannot be placed: %s", p.Name, bound(c.Message))})
+				detail: fmt.Sprintf("pod %s cannot be placed: %s", p.Name, why)})
 		}
 	}
 	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {

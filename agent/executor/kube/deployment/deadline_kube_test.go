@@ -91,7 +91,7 @@ func TestUndoBeforeTheDeadline(t *testing.T) {
 	}{
 		"image":       {stuckIn("ImagePullBackOff", "not found"), 0, codeImagePull},
 		"quota":       {running, 2, codeQuota},
-		"never ready": {untouched, 0, codeDeadline},
+		"never ready": {untouched, 0, codeNotStarted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -38,7 +38,8 @@ func TestGiveUpBeforeTheDeadline(t *testing.T) {
 		{name: "image, a long deadline", pods: []*corev1.Pod{broken}, at: 10 * time.Second, left: time.Hour, wakesIn: 57 * time.Minute},
 		{name: "quota, in the window", patch: noQuota, at: 31 * time.Second, left: 9 * time.Second, code: codeQuota},
 		{name: "paused, in the window", patch: isPaused, at: 31 * time.Second, left: 9 * time.Second, code: codePaused},
-		{name: "no progress, in the window", pods: []*corev1.Pod{newPod("web-1", false, nil)}, at: 30 * time.Second, left: 10 * time.Second, code: codeDeadline},
+		{name: "no progress, in the window", at: 30 * time.Second, left: 10 * time.Second, code: codeDeadline, wakesIn: 10 * time.Second},
+		{name: "no scheduler, in the window", pods: []*corev1.Pod{newPod("web-1", false, nil)}, at: 30 * time.Second, left: 10 * time.Second, code: codeNoScheduler},
 		{name: "going on, in the window", pods: []*corev1.Pod{newPod("web-1", false, func(p *corev1.Pod) {
 			isReady(p)
 			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(noon.Add(25 * time.Second))

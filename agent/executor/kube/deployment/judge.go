@@ -27,6 +27,7 @@ type scene struct {
 	pods   []*corev1.Pod
 	sets   map[types.UID]types.UID // of a Deployment's ReplicaSets and of others that look alike: whose each is
 	events []cause                 // why the controller could not make pods
+	words  map[types.UID]words     // of pods that are not started
 }
 
 // verdict is how a rollout stands.
@@ -34,7 +35,7 @@ type verdict struct {
 	rolled     bool // the new replicas are all there and ready
 	code, why  string
 	causes     []cause
-	unready    []cause       // what runs and is not ready, and need not be yet
+	unready    []cause       // what is not started or not ready, and need not be yet
 	renewed    int           // ready pods of the restarted template
 	old        []*corev1.Pod // pods of before that are still there, in the order of their replicas
 	leaving    []*corev1.Pod // those of old that no partition keeps
@@ -107,11 +108,7 @@ func (v *verdict) sort(s scene, by cluster.Mark, b Bounds, seen map[string]time.
 	var list []cause
 	fair := s.fair(by, b)
 	say := func(p *corev1.Pod, old bool) {
-		says := podCauses(p)
-		if len(says) == 0 {
-			says = v.late(unready(p, fair, seen, now), now)
-		}
-		for _, c := range says {
+		for _, c := range v.hear(s, p, b, fair, seen, now) {
 			c.old = old
 			list = append(list, c)
 		}
@@ -165,13 +162,25 @@ func (v *verdict) sort(s scene, by cluster.Mark, b Bounds, seen map[string]time.
 	return list
 }
 
+// hear is what keeps a pod from getting ready, as far as that is due.
+func (v *verdict) hear(s scene, p *corev1.Pod, b Bounds, fair time.Duration, seen map[string]time.Time, now time.Time) []cause {
+	if says := podCauses(p); len(says) > 0 {
+		return says
+	}
+	list := unready(p, fair, seen, now)
+	if len(list) == 0 {
+		list = s.unstarted(p, b, seen, now)
+	}
+	return v.late(list, now)
+}
+
 // late are those that are due; the others are kept for an end that nothing else explains.
 func (v *verdict) late(unready []cause, now time.Time) []cause {
 	var list []cause
 	for _, c := range unready {
-		if now.Before(c.due) {
+		if c.ending || now.Before(c.due) {
 			v.unready = append(v.unready, c)
-			v.wakeAt(c.due)
+			v.wakeAt(c.due) // none: never
 			continue
 		}
 		list = append(list, c)
@@ -227,6 +236,20 @@ func (s scene) judge(by cluster.Mark, b Bounds, undo bool, seen map[string]time.
 			delete(seen, key)
 		}
 	}
+	v.date(seen, now)
+	for i, c := range v.causes {
+		if slices.Contains(standstills, c.code) {
+			v.causes[i].next = s.prospect(b, undo)
+		}
+	}
+	if !v.rolled && v.code == "" {
+		v.fail(s, b, undo, seen, now)
+	}
+	return v
+}
+
+// date keeps since when each cause is known.
+func (v *verdict) date(seen map[string]time.Time, now time.Time) {
 	for i, c := range v.causes {
 		// A crash loop's container runs now and then: what was seen stays seen until
 		// the rollout goes on.
@@ -236,14 +259,7 @@ func (s scene) judge(by cluster.Mark, b Bounds, undo bool, seen map[string]time.
 		if c.since.IsZero() {
 			v.causes[i].since = seen[c.key()]
 		}
-		if c.code == codeNotReady {
-			v.causes[i].next = s.prospect(b, undo)
-		}
 	}
-	if !v.rolled && v.code == "" {
-		v.fail(s, b, undo, seen, now)
-	}
-	return v
 }
 
 // judgeGraph goes by the operator's own word.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
@@ -84,7 +85,7 @@ func (r *roller) leftover(ctx context.Context, a *protocol.Assignment, d *rollou
 		end.NotVerified = append(end.NotVerified, "which pods are of before the restart")
 		return
 	}
-	v := s.judge(by, r.bounds, false, map[string]time.Time{}, r.Now())
+	v := r.weigh(ctx, s, map[types.UID]words{}, func() verdict { return s.judge(by, r.bounds, false, map[string]time.Time{}, r.Now()) })
 	for _, c := range s.holds() {
 		if !v.rolled || c.code == codeScaled {
 			end.Message += "; " + c.detail

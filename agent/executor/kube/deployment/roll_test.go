@@ -114,7 +114,7 @@ func TestRollFailsWithItsFirstCause(t *testing.T) {
 		code   string
 		detail []string
 	}{
-		{"no cause", untouched, codeDeadline, []string{"progress deadline"}},
+		{"no kubelet", untouched, codeNotStarted, []string{"no progress for its whole deadline", "its kubelet has begun nothing of it"}},
 		{"image", stuckIn("ImagePullBackOff", `Back-off pulling image "registry.example/server:1": not found`), codeImagePull, []string{"registry.example/server:1", "not found"}},
 		{"crash", crashing, codeCrashLoop, []string{"container server", "exit code 139", "CUDA error: out of memory"}},
 		{"config", stuckIn("CreateContainerConfigError", `secret "hub" not found`), codeConfig, []string{`secret "hub" not found`}},
@@ -139,7 +139,7 @@ func TestRollFailsWithItsFirstCause(t *testing.T) {
 					t.Errorf("the detail does not name %q: %s", part, o.Detail)
 				}
 			}
-			if tt.code != codeDeadline {
+			if tt.code != codeNotStarted { // not due by then
 				b := s.await(l, func(b protocol.Blocker) bool { return b.Code == tt.code })
 				if !strings.HasPrefix(b.Resource, "pod/"+s.ns+"/web-") || b.Since == nil || b.Rule == "" {
 					t.Errorf("blocker %+v", b)

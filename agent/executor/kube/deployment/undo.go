@@ -184,8 +184,11 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 	c := clearing{gone: map[types.UID]bool{}}
 	var away *cluster.Unanswered
 	is := takenBack{text: "the restart is taken back"} // not seen yet
+	seen, known := map[string]time.Time{}, map[types.UID]words{}
+	var v verdict
 	for {
-		fire, release := timer(c.wake(until), r.Now())
+		v.wakeAt(c.wake(until))
+		fire, release := timer(v.wake, r.Now())
 		select {
 		case <-w.Changed():
 		case <-fire:
@@ -193,8 +196,9 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 		}
 		release()
 		if halt := executor.Halted(ctx, t); halt != "" {
-			return executor.Waiting(halt, d.name()+": "+is.text+"; its pods were not seen ready")
+			return v.unseen(halt, d.name()+": "+is.text+"; its pods were not seen ready")
 		}
+		v.wake = time.Time{} // until it is judged again
 		was := away
 		var denied error
 		away, denied = w.Trouble()
@@ -219,6 +223,9 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 			return executor.Permanent("deployment_gone", gone(t.Assignment))
 		case s.record == nil || !s.record.Undone: // the watch has not seen it yet
 		case s.back(cluster.MarkOf(t)) && c.made(s):
+			if len(v.causes) > 0 {
+				tell(t, nil)
+			}
 			return s.takenBack().outcome(s.rollout)
 		default:
 			d, is = s.rollout, s.takenBack()
@@ -226,9 +233,14 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 			if o := r.clear(ctx, t, s, &c); o != nil {
 				return *o
 			}
+			had := len(v.causes) > 0
+			v = r.weigh(ctx, s, known, func() verdict { return s.backward(cluster.MarkOf(t), r.bounds, until, seen, r.Now()) })
+			if now := v.blockers(r.Now()); c.held == nil && (had || len(v.causes) > 0) {
+				tell(t, now)
+			}
 		}
 		if late {
-			return is.unready(d, r.bounds.Undo, c.held)
+			return is.unready(d, r.bounds.Undo, c.held, v)
 		}
 	}
 }
@@ -247,8 +259,8 @@ func (b takenBack) outcome(d *rollout) executor.Outcome {
 }
 
 // unready is the outcome of one whose pods are not ready in time; held is what kept
-// their broken ones, if anything did.
-func (b takenBack) unready(d *rollout, within time.Duration, held *protocol.Blocker) executor.Outcome {
+// their broken ones, if anything did, and v what keeps those of before.
+func (b takenBack) unready(d *rollout, within time.Duration, held *protocol.Blocker, v verdict) executor.Outcome {
 	code := codeUndoIncomplete
 	if b.known && !b.whole {
 		code = codeUndoDiffers
@@ -256,6 +268,8 @@ func (b takenBack) unready(d *rollout, within time.Duration, held *protocol.Bloc
 	detail := fmt.Sprintf("%s: %s, and its pods are not ready after %s (%s)", d.name(), b.text, within, d)
 	if held != nil {
 		detail += "; " + held.Detail
+	} else if first, is := v.first(); is {
+		detail += "; " + first.detail
 	}
 	o := executor.Permanent(code, detail)
 	if code == codeUndoDiffers {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -101,7 +103,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 	if err != nil {
 		return executor.Permanent("invalid_payload", err.Error())
 	}
-	seen := map[string]time.Time{}
+	seen, known := map[string]time.Time{}, map[types.UID]words{}
 	var v verdict
 	judge := func(s *scene) *executor.Outcome {
 		var o executor.Outcome
@@ -113,7 +115,7 @@ func (r *roller) follow(ctx context.Context, t *executor.Task, end func(*scene, 
 		case s.superseded() != "":
 			o = executor.Permanent("superseded", supersededBy(s.rollout))
 		default:
-			v = s.judge(by, r.bounds, p.Undo == "on_failure", seen, r.Now())
+			v = r.weigh(ctx, s, known, func() verdict { return s.judge(by, r.bounds, p.Undo == "on_failure", seen, r.Now()) })
 			if p.Undo == "on_failure" && t.Remaining != nil {
 				v.giveUp(*s, r.bounds, t.Remaining(), r.Now())
 			}
