@@ -226,7 +226,12 @@ func observeDeployment(w *World, ix *index, t *executor.Task, end *executor.Endi
 	}
 	r := reportDeployment(ix, d)
 	end.Observed.Deployments = []protocol.Deployment{r}
-	if d.restarted(t) && !executor.StepUnknown(t.Assignment, "restart") {
+	end.NotVerified = []string{"application readiness"}
+	if !d.restarted(t) { // what its pods are is nothing that this operation did
+		end.Message = fmt.Sprintf("%s does not carry a restart of this operation, %d of %d replicas ready", d.Key(), r.Ready, r.Desired)
+		return
+	}
+	if !executor.StepUnknown(t.Assignment, "restart") {
 		end.Verified = append(end.Verified, "the pod template carries this restart")
 		if done, _, why := rolled(&replicas{*d, r.Ready}); !done {
 			if why == "" {
@@ -236,7 +241,6 @@ func observeDeployment(w *World, ix *index, t *executor.Task, end *executor.Endi
 		}
 	}
 	end.Verified = append(end.Verified, fmt.Sprintf("%d of %d replicas updated", r.Updated, r.Desired), fmt.Sprintf("%d of %d replicas ready", r.Ready, r.Desired))
-	end.NotVerified = []string{"application readiness"}
 	end.Message = fmt.Sprintf("%d of %d replicas updated, %d ready", r.Updated, r.Desired, r.Ready)
 }
 

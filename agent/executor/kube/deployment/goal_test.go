@@ -381,6 +381,17 @@ func TestPreviewSaysWhatAPartitionKeeps(t *testing.T) {
 	}
 }
 
+// TestEndingOfARefusedRoll claims nothing that it did not do.
+func TestEndingOfARefusedRoll(t *testing.T) {
+	t.Parallel()
+	for _, patch := range []string{`{"spec":{"updateStrategy":{"type":"OnDelete"}}}`, `{"spec":{"updateStrategy":{"rollingUpdate":{"partition":3}}}}`} {
+		end := ending(t, merged(t, object(t, statefulSets, db), []byte(patch)))
+		if len(end.Verified) > 0 || end.Message != "llm/db does not carry a restart of this operation, 3 of 3 replicas ready" || len(end.Observed.Deployments) != 1 {
+			t.Errorf("%s: %q, verified %q", patch, end.Message, end.Verified)
+		}
+	}
+}
+
 // TestBarredSinceThePreflight: what no restart gets past is refused at the restart, too.
 func TestBarredSinceThePreflight(t *testing.T) {
 	t.Parallel()

@@ -35,7 +35,11 @@ func (r *roller) observe(ctx context.Context, a *protocol.Assignment, end *execu
 	end.Observed = &protocol.Inventory{Deployments: []protocol.Deployment{d.report()}}
 	end.NotVerified = []string{"application readiness"}
 	end.Message = d.String()
-	if d.restarted(by) && !executor.StepUnknown(a, "restart") {
+	if !d.restarted(by) { // what its pods are is nothing that this operation did
+		end.Message = fmt.Sprintf("%s does not carry a restart of this operation, %s", d.name(), tally(d.ready, d.desired, "ready"))
+		return
+	}
+	if !executor.StepUnknown(a, "restart") {
 		switch {
 		case d.record.Undone:
 			d.observeUndo(a, end)
