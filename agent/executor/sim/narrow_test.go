@@ -108,3 +108,14 @@ func TestHindrancesAreTold(t *testing.T) {
 		})
 	}
 }
+
+// TestRollThatRestartedNothing claims no replicas that are updated.
+func TestRollThatRestartedNothing(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := open(t, "zoo", t.TempDir())
+		end := r.Observe(t.Context(), &newJob("op_refused", "deployment.roll", "deployment:zoo/fine", "", `{}`).Assignment)
+		if len(end.Verified) > 0 || !strings.Contains(end.Message, "zoo/fine does not carry a restart of this operation") || len(end.Observed.Deployments) != 1 {
+			t.Errorf("%q, verified %q", end.Message, end.Verified)
+		}
+	})
+}
