@@ -99,7 +99,7 @@ func TestPauseEndsWithAChange(t *testing.T) {
 			r, _ := p.receiver(sp)
 			p.tell(alert.TypeFiring, p.alert("before"))
 			p.run()
-			p.advance(time.Minute)
+			p.advance(10 * time.Second)
 			p.tell(alert.TypeFiring, p.alert("meanwhile"))
 			p.run()
 			if len(bad.all()) != 1 || len(p.deliveries(r, Pending)) != 2 {
@@ -262,5 +262,35 @@ func TestTakenWhileHeld(t *testing.T) {
 	p.run()
 	if l, _ := p.laneOf(r); len(l.Holds) != 0 || !p.took(r, "new") {
 		t.Errorf("held %+v, pending %+v", l.Holds, p.deliveries(r, Pending))
+	}
+}
+
+// A pause that an Alertmanager asks for is cut short, however long it is: what fires there does
+// not end by itself.
+func TestAskedPauseEndsNothing(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	asks := 0
+	am := newFake(t, p)
+	take := am.answer
+	am.answer = func(w http.ResponseWriter, r *http.Request, n int) {
+		if asks > 0 {
+			asks--
+			w.Header().Set("Retry-After", "3600")
+			w.WriteHeader(503)
+			return
+		}
+		take(w, r, n)
+	}
+	p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+	p.begins("hot", 20)
+	p.run()
+	asks = 1
+	p.begins("late", 1)
+	for i := range 60 {
+		if p.run(); i >= 10 && len(am.firing(p.clock())) != 21 {
+			t.Fatalf("after %d s %d fire there", i*10, len(am.firing(p.clock())))
+		}
+		p.advance(10 * time.Second)
 	}
 }

@@ -35,8 +35,10 @@ type lane struct {
 const (
 	// leaseBeyond is how much longer than a round may take a lane is held.
 	leaseBeyond = 15 * time.Second
-	// maxHold bounds the pause that a receiver may ask for (Retry-After).
-	maxHold = time.Hour
+	// maxHold bounds the pause that a receiver may ask for (Retry-After), maxPushAsked that of
+	// an Alertmanager: what fires there is not to end by itself meanwhile.
+	maxHold      = time.Hour
+	maxPushAsked = resend / 2
 	// maxFailHold bounds the pause between rounds that fail, maxPushHold that of an
 	// Alertmanager.
 	maxFailHold = time.Minute

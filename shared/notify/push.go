@@ -155,5 +155,7 @@ func (s *Service) pushAtMost() int { return cmp.Or(s.pushMost, pushRound) }
 
 // pushTo sends alerts to one Alertmanager.
 func (s *Service) pushTo(ctx context.Context, r *target, to endpoint, due []*Delivery, now time.Time) answer {
-	return s.post(ctx, &r.Receiver, alertsURL(to.url), http.Header{}, pushBody(due, now))
+	a := s.post(ctx, &r.Receiver, alertsURL(to.url), http.Header{}, pushBody(due, now))
+	a.pause = min(a.pause, maxPushAsked)
+	return a
 }
