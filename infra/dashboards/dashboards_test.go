@@ -21,6 +21,7 @@ import (
 
 	"github.com/opsplane/opsplane/agent/agentcmd"
 	"github.com/opsplane/opsplane/infra/local"
+	"github.com/opsplane/opsplane/shared/notify"
 )
 
 type dashboard struct {
@@ -133,6 +134,9 @@ func exposition(t *testing.T) string {
 	}
 	c, err := e.Registry.Create(ctx, local.PlaneCall(), "small")
 	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := e.Receivers.Create(ctx, local.PlaneCall(), notify.Spec{Name: "hook", Kind: notify.KindWebhook, URL: "https://example.com"}); err != nil {
 		t.Fatal(err)
 	}
 	token, scenario := filepath.Join(dir, "token"), filepath.Join(dir, "small.yaml")

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/opsplane/opsplane/shared/auth"
+	"github.com/opsplane/opsplane/shared/notify"
 )
 
 // TestRefusedStarts leave nothing behind and show no token.
@@ -61,13 +62,16 @@ func TestWorkloadMetrics(t *testing.T) {
 	if _, err := e.Registry.Create(t.Context(), PlaneCall(), "small"); err != nil {
 		t.Fatal(err)
 	}
+	if _, _, err := e.Receivers.Create(t.Context(), PlaneCall(), notify.Spec{Name: "hook", Kind: notify.KindWebhook, URL: "https://example.com"}); err != nil {
+		t.Fatal(err)
+	}
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
 	r.Header.Set("Authorization", "Bearer "+token)
 	w := httptest.NewRecorder()
 	e.Handler().ServeHTTP(w, r)
 	b, _ := io.ReadAll(w.Body)
 	for _, line := range []string{`opsplane_operations_live{phase="running"} 0`, `opsplane_queue_depth{cluster="small"} 0`,
-		`opsplane_agents_online{cluster="small"} 0`, "opsplane_dead_letters 0", "opsplane_notify_oldest_waiting_seconds 0"} {
+		`opsplane_agents_online{cluster="small"} 0`, "opsplane_dead_letters 0", `opsplane_notify_oldest_waiting_seconds{receiver="hook"} 0`} {
 		if !strings.Contains(string(b), line+"\n") {
 			t.Errorf("%d: no %s in %.300s", w.Code, line, b)
 		}

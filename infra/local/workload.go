@@ -24,8 +24,8 @@ const (
 type workload struct {
 	store *record.Store
 	depth func(ctx context.Context, queue string) (int, error)
-	// oldest is how long a receiver has been waited for (notify.Service.OldestWaiting).
-	oldest func(ctx context.Context) (time.Duration, error)
+	// oldest is how long each receiver has been waited for (notify.Service.OldestWaiting).
+	oldest func(ctx context.Context) (map[string]time.Duration, error)
 
 	mu   sync.Mutex
 	at   time.Time
@@ -41,7 +41,7 @@ var (
 	depthDesc  = describe("queue_depth", "Doorbells that wait in a cluster's queue.", "cluster")
 	onlineDesc = describe("agents_online", "Agents of a cluster that were heard of lately.", "cluster")
 	deadDesc   = describe("dead_letters", "Messages that were put aside and not sent again; 5,000 are looked at.")
-	oldestDesc = describe("notify_oldest_waiting_seconds", "How long the message has waited that has waited longest for a receiver to take it; 20 of each receiver are looked at, and what an Alertmanager took before and is told again does not count.")
+	oldestDesc = describe("notify_oldest_waiting_seconds", "How long the message has waited that has waited longest for a receiver to take it, 0: none waits; 20 of each receiver are looked at, and what an Alertmanager took before and is told again does not count.", "receiver")
 )
 
 // Describe implements prometheus.Collector.
@@ -71,11 +71,13 @@ func (w *workload) gauge(d *prometheus.Desc, v float64, labels ...string) {
 }
 
 func (w *workload) waiting(ctx context.Context) error {
-	d, err := w.oldest(ctx)
+	oldest, err := w.oldest(ctx)
 	if err != nil {
 		return err
 	}
-	w.gauge(oldestDesc, d.Seconds())
+	for receiver, d := range oldest {
+		w.gauge(oldestDesc, d.Seconds(), receiver)
+	}
 	return nil
 }
 
