@@ -286,7 +286,7 @@ func (a *API) testReceiver(ctx context.Context, rq *request, in *ReceiverPath) (
 // deliveryView is a message to a receiver.
 type deliveryView struct {
 	ID          string        `json:"id"`
-	State       notify.State  `json:"state" enum:"pending,active,delivered,failed"`
+	State       notify.State  `json:"state" enum:"pending,active,delivered,failed,superseded"`
 	Event       string        `json:"event" doc:"The event that it tells; a webhook's webhook-id"`
 	Type        string        `json:"type"`
 	Alert       string        `json:"alert"`
@@ -326,7 +326,7 @@ func viewDelivery(d notify.Delivery) deliveryView {
 func (a *API) listDeliveries(ctx context.Context, _ *request, in *struct {
 	ReceiverPath
 	PageInput
-	State string `query:"state" enum:"pending,active,delivered,failed"`
+	State string `query:"state" enum:"pending,active,delivered,failed,superseded"`
 }) (*listOutput[deliveryView], error) {
 	r, err := a.cfg.Receivers.Receiver(ctx, in.ID)
 	if err != nil {

@@ -17,8 +17,8 @@ type State string
 
 // The states of a delivery.
 const (
-	// Pending: to be sent. It leaves when it was taken (delivered, or active), or
-	// after the last try (failed).
+	// Pending: to be sent. It leaves when it was taken (delivered, or active), when a later
+	// one of its alert was (superseded), or after the last try (failed).
 	Pending State = "pending"
 	// Active: an Alertmanager knows that the alert fires, and is told again before
 	// it would forget. It leaves when the alert resolves (pending).
@@ -27,10 +27,13 @@ const (
 	Delivered State = "delivered"
 	// Failed: not taken by the last try. Only a redelivery leaves it (pending).
 	Failed State = "failed"
+	// Superseded: a webhook took a later message of its alert first. Only a redelivery leaves
+	// it (pending).
+	Superseded State = "superseded"
 )
 
 // States lists the states of deliveries.
-var States = []State{Pending, Active, Delivered, Failed}
+var States = []State{Pending, Active, Delivered, Failed, Superseded}
 
 // How long deliveries are kept that are over.
 const (
@@ -112,7 +115,7 @@ func (d *Delivery) item() ledger.Item {
 		ledger.Lookup: {PK: record.DeliveriesOf(d.Receiver, string(d.State)), SK: sort},
 	}}
 	switch d.State {
-	case Delivered:
+	case Delivered, Superseded:
 		it.Expires = d.DoneAt.Add(DeliveredKept)
 	case Failed:
 		it.Expires = d.DoneAt.Add(FailedKept)

@@ -2,6 +2,7 @@ package notify
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -38,6 +39,10 @@ func (a *answer) taken() bool { return a.err == "" }
 func (a *answer) refused() bool {
 	return a.status == http.StatusBadRequest || a.status == http.StatusRequestEntityTooLarge || a.status == http.StatusUnprocessableEntity
 }
+
+// supersededMost is how many writes go with the one that a message was taken, beside those
+// of its own.
+const supersededMost = ledger.MaxWrites / 2
 
 // settle keeps what came of one try.
 func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) (err error) {
@@ -94,9 +99,18 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery) error {
 	writes := moved(was, d)
 	var err error
-	if d.State != Failed {
+	switch d.State {
+	default:
 		err = s.Store.Ledger.Commit(ctx, writes...)
-	} else {
+	case Delivered:
+		err = record.Again(ctx, func() error {
+			before, err := s.supersede(ctx, d)
+			if err != nil {
+				return err
+			}
+			return s.Store.Ledger.Commit(ctx, slices.Concat(writes, before)...)
+		})
+	case Failed:
 		var e event.Event
 		e, err = s.fact(event.TypeNotifyFailed, &r.Receiver, event.NotifyFailedDetail{Delivery: d.ID, Event: d.Event, Alert: d.Alert, Rule: d.Rule,
 			Status: d.LastStatus, Error: d.LastError, Tries: d.Tries}, d.ID, strconv.Itoa(d.Redeliver), strconv.FormatInt(was.version, 10))
@@ -110,6 +124,31 @@ func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery)
 		return fmt.Errorf("keep delivery %s: %w", d.ID, err)
 	}
 	return nil
+}
+
+// supersede returns the writes by which those before a webhook's message that was taken, of
+// its alert, are not sent any more: they would tell what is over as what is so.
+func (s *Service) supersede(ctx context.Context, d *Delivery) (out []ledger.Write, err error) {
+	for before := d.After; before != "" && len(out) < supersededMost; {
+		it, err := s.Store.Ledger.Get(ctx, record.DeliveryKey(d.Receiver, before))
+		if errors.Is(err, ledger.ErrNotFound) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read what is superseded: %w", err)
+		}
+		was, err := decodeDelivery(it)
+		if err != nil || was.State == Delivered || was.State == Superseded { // so are those before it
+			break //nolint:nilerr // it is put aside when it is due
+		}
+		if was.open() {
+			n := *was
+			n.State, n.Next, n.Planned, n.DoneAt = Superseded, time.Time{}, time.Time{}, d.DoneAt
+			out = append(out, moved(was, &n)...)
+		}
+		before = was.After
+	}
+	return out, nil
 }
 
 func (s *Service) fact(typ string, r *Receiver, detail any, parts ...string) (event.Event, error) {
