@@ -33,6 +33,7 @@ var domainCodes = []struct {
 	{operation.ErrNotCancelable, problem.NotCancelable},
 	{operation.ErrTerminal, problem.AlreadyTerminal},
 	{operation.ErrNotReplaySafe, problem.NotRetryable},
+	{operation.ErrNotRetryable, problem.NotRetryable},
 	{operation.ErrLeaseLost, problem.LeaseLost},
 	{operation.ErrInvalidReport, problem.Invalid},
 	{operation.ErrIllegal, problem.AlreadyTerminal},

@@ -109,6 +109,7 @@ func TestErrorsOfTheDomain(t *testing.T) {
 		{operation.ErrNotCancelable, 409, problem.NotCancelable},
 		{operation.ErrTerminal, 409, problem.AlreadyTerminal},
 		{operation.ErrNotReplaySafe, 409, problem.NotRetryable},
+		{operation.ErrNotRetryable, 409, problem.NotRetryable},
 		{operation.ErrLeaseLost, 409, problem.LeaseLost},
 		{operation.ErrIllegal, 409, problem.AlreadyTerminal},
 		{&operation.LockedError{Resource: "nod_x", Holder: operation.Holder{Operation: noOperation}}, 409, problem.OperationConflict},

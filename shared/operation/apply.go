@@ -19,6 +19,8 @@ var (
 	ErrTerminal = errors.New("operation has ended")
 	// ErrNotReplaySafe: a step that may have run must not run again by itself.
 	ErrNotReplaySafe = errors.New("not replay-safe")
+	// ErrNotRetryable: it ran too often, or its failure does not go away.
+	ErrNotRetryable = errors.New("not retryable")
 	// ErrInvalidReport: the report does not fit the plan.
 	ErrInvalidReport = errors.New("invalid report")
 	// ErrNoChange: the change is already in effect; nothing to commit.

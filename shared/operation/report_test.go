@@ -244,7 +244,7 @@ func TestRetryKeepsWhatWas(t *testing.T) {
 			t.Fatalf("attempt %+v", a)
 		}
 	}
-	wantErr(t, h.try(Retry{By: person, Deadline: h.at.Add(time.Hour)}), ErrNotReplaySafe) // it ran MaxRuns times
+	wantErr(t, h.try(Retry{By: person, Deadline: h.at.Add(time.Hour)}), ErrNotRetryable) // it ran MaxRuns times
 	if len(h.s.Assignments) != MaxRuns {
 		t.Errorf("%d assignments", len(h.s.Assignments))
 	}
@@ -260,7 +260,11 @@ func TestRetryRefused(t *testing.T) {
 	wantErr(t, h.try(again), ErrNotReplaySafe) // the reset was begun
 	h = running(t)
 	h.after(t, h.report(&Final{Outcome: FinalFailed}, is("look", StepFailed)))
-	wantErr(t, h.try(again), ErrNotReplaySafe) // its failure is permanent
+	err := h.try(again) // its failure is permanent: which, and no word of steps that are safe
+	wantErr(t, err, ErrNotRetryable)
+	if strings.Contains(err.Error(), "replay") || !strings.Contains(err.Error(), h.s.Result.Cause.Detail) {
+		t.Errorf("refused with %q", err)
+	}
 }
 
 // TestARunThatNobodyClaimedProbes: what was never claimed before its retry has

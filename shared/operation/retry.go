@@ -59,7 +59,7 @@ func (tx *transaction) cleanupBegun() bool {
 // Retryable tells why a failed operation may not run again, or nil.
 func Retryable(spec *Spec, s *State) error {
 	if s.Run >= MaxRuns {
-		return fmt.Errorf("%w: it ran %d times, the limit is %d", ErrNotReplaySafe, s.Run, MaxRuns)
+		return fmt.Errorf("%w: it ran %d times, the limit is %d", ErrNotRetryable, s.Run, MaxRuns)
 	}
 	for i, st := range s.Steps {
 		if (st.Phase == StepFailed || st.Phase == StepUnknown) && len(st.Attempts) > 0 && !spec.Steps[i].ReplaySafe {
@@ -67,7 +67,11 @@ func Retryable(spec *Spec, s *State) error {
 		}
 	}
 	if s.Result != nil && !s.Result.Retryable {
-		return fmt.Errorf("%w: its failure does not go away by running it again", ErrNotReplaySafe)
+		why := ""
+		if c := s.Result.Cause; c != nil {
+			why = fmt.Sprintf(" (%s: %s)", c.ErrorCode, c.Detail)
+		}
+		return fmt.Errorf("%w: its failure%s does not go away by running it again", ErrNotRetryable, why)
 	}
 	return nil
 }

@@ -137,7 +137,7 @@ func TestEveryChangeInEverySituation(t *testing.T) {
 				t.Fatalf("%s, %T: Apply wrote to what it was given: %s", name, x.c, diff)
 			}
 			if err != nil {
-				known := []error{ErrIllegal, ErrLeaseLost, ErrNotCancelable, ErrTerminal, ErrNotReplaySafe, ErrInvalidReport, ErrNoChange}
+				known := []error{ErrIllegal, ErrLeaseLost, ErrNotCancelable, ErrTerminal, ErrNotReplaySafe, ErrNotRetryable, ErrInvalidReport, ErrNoChange}
 				if !slices.ContainsFunc(known, func(k error) bool { return errors.Is(err, k) }) {
 					t.Errorf("%s, %T: %v is none of the errors of Apply", name, x.c, err)
 				}
