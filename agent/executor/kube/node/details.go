@@ -48,15 +48,18 @@ type podOutcome struct {
 	Dangling string `json:"dangling_endpoint,omitempty"`
 	Detail   string `json:"detail,omitempty"`
 
-	unseen bool // removed without waiting for its kubelet
+	unseen  bool // removed without waiting for its kubelet
+	unasked bool // the drain is not known to have evicted it
 }
 
 type counts struct {
-	Planned   int `json:"planned"`
-	Gone      int `json:"gone"`
-	Forced    int `json:"forced"`
-	Stopping  int `json:"stopping"`
-	Left      int `json:"left"`
+	Planned  int `json:"planned"`
+	Gone     int `json:"gone"`
+	Forced   int `json:"forced"`
+	Stopping int `json:"stopping"`
+	Left     int `json:"left"`
+	// Others are those that are gone or stopping and that somebody else deleted.
+	Others    int `json:"deleted_by_others"`
 	Finished  int `json:"finished"`
 	CameAfter int `json:"came_after"`
 	// Stayed are the pods on the node at the end that the drain is not about: of
@@ -212,11 +215,42 @@ func (d *details) strays(p payload, plan, late map[types.UID]*planned, r *readin
 // told is the pod's outcome as far as it does not depend on where the pod is.
 func (p *planned) told() podOutcome {
 	evicted := p.evicted
+	if p.deletedBy() != "" { // that is when somebody else told it to go
+		evicted = time.Time{}
+	}
 	if !p.gone.IsZero() && evicted.After(p.gone) { // seen to go before the answer was there, or by another clock
 		evicted = p.gone
 	}
 	return podOutcome{Pod: p.name, UID: string(p.uid), Outcome: outcomeGone, Detail: p.forced, Dangling: p.dangling,
 		Evicted: moment(evicted), Gone: moment(p.gone), Served: moment(p.served)}
+}
+
+// deletedBy words who told the pod to go, of one that is gone or stopping; empty: the
+// drain did, or may have, by a call whose answer was lost.
+func (p *planned) deletedBy() string {
+	switch {
+	case p.taken || p.unsure:
+		return ""
+	case p.earlier:
+		return "whether the drain evicted it is not known: an earlier lease planned it"
+	}
+	return "deleted by somebody else"
+}
+
+// bookDeleted books who told a pod to go that is gone or stopping.
+func (d *details) bookDeleted(o *podOutcome, p *planned) {
+	by := p.deletedBy()
+	if by == "" {
+		return
+	}
+	o.unasked = true
+	if o.Detail != "" {
+		by = o.Detail + "; " + by
+	}
+	o.Detail = by
+	if !p.earlier {
+		d.Counts.Others++
+	}
 }
 
 // unseen tells whether the pod, which is gone, went without its kubelet's word.
@@ -241,8 +275,9 @@ func (d *details) lost(p *planned, abrupt bool) {
 	case p.isGone:
 		o.Outcome = outcomeGone
 		d.Counts.Gone++
+		d.bookDeleted(&o, p)
 	default:
-		o.Detail = "its node is gone, and nobody saw it stop"
+		o.Detail, o.unasked = "its node is gone, and nobody saw it stop", p.deletedBy() != ""
 	}
 	o.unseen = p.isGone && p.unseen(abrupt)
 	d.Pods = append(d.Pods, o)
@@ -289,10 +324,12 @@ func (d *details) add(p *planned, now *corev1.Pod, r *reading, abrupt bool) {
 		}
 	case o.Outcome == outcomeStopping:
 		d.Counts.Stopping++
+		d.bookDeleted(&o, p)
 	case o.Outcome == outcomeLeft:
 		d.Counts.Left++
 	default:
 		d.Counts.Gone++
+		d.bookDeleted(&o, p)
 	}
 	d.Pods = append(d.Pods, o)
 }

@@ -37,6 +37,9 @@ func (d *drive) orphaned(o executor.Outcome) executor.Outcome {
 		o.Detail += fmt.Sprintf("; %d of its planned pods were not seen gone", left)
 		o.ActionCode, o.ActionText = operation.ActRestoreDependency, "see that the node's pods go: the cluster collects them once their node is gone"
 	}
+	if left > 0 && o.ErrorCode == "node_replaced" {
+		o.ActionText = "its pods are bound to the node that has its name now, which nothing collects them from: drain that one"
+	}
 	if len(finalizers) > 0 {
 		o.ActionText += ", all but those that have a finalizer, which has to be removed"
 	}
@@ -64,7 +67,7 @@ func (e *drainer) observeLost(ctx context.Context, a *protocol.Assignment, s *se
 	}
 	for i := range d.Pods {
 		if pod := on[types.UID(d.Pods[i].UID)]; pod != nil {
-			d.outlives(&d.Pods[i], pod)
+			d.outlives(&d.Pods[i], pod, code == "node_replaced")
 		}
 	}
 	if n := d.Counts.Planned - d.Counts.Gone - d.Counts.Stopping - d.Counts.Left; n > 0 {
@@ -72,7 +75,7 @@ func (e *drainer) observeLost(ctx context.Context, a *protocol.Assignment, s *se
 	}
 	if d.Counts.Planned > 0 {
 		e.tellPods(a, end, d)
-		end.Message = fmt.Sprintf("%s; %d of %d planned pods gone%s", why, d.Counts.Gone, d.Counts.Planned, countForced(d.Counts.Forced))
+		end.Message = fmt.Sprintf("%s; %d of %d planned pods gone%s", why, d.Counts.Gone, d.Counts.Planned, countForced(d.Counts.Forced)+countOthers(d.Counts.Others))
 		if n := d.Counts.Stopping + d.Counts.Left; n > 0 {
 			end.Message += fmt.Sprintf(", %d still there", n)
 		}
@@ -95,23 +98,28 @@ func (d *details) adopt(a *protocol.Assignment, pods []*corev1.Pod) {
 	for _, v := range p.judge(pods, nil) {
 		if v.kind != finished {
 			d.Counts.Planned++
-			d.Pods = append(d.Pods, podOutcome{Pod: key(v.pod), UID: string(v.pod.UID), Outcome: outcomeUnknown, Detail: "its node is gone, and nobody saw it stop"})
+			d.Pods = append(d.Pods, podOutcome{Pod: key(v.pod), UID: string(v.pod.UID), Outcome: outcomeUnknown, Detail: "its node is gone, and nobody saw it stop", unasked: true})
 		}
 	}
 	slices.SortFunc(d.Pods, byName)
 }
 
-// outlives books a planned pod that is still there though its node is gone.
-func (d *details) outlives(o *podOutcome, pod *corev1.Pod) {
+// outlives books a planned pod that is still there though its node is gone, or
+// replaced: then the node that has the name now has it.
+func (d *details) outlives(o *podOutcome, pod *corev1.Pod, replaced bool) {
 	if o.Outcome != outcomeUnknown { // a watch that was ahead of the list
 		return
 	}
+	on := "its node is gone"
+	if replaced {
+		on = "it is bound to the node that has the name of its own now"
+	}
 	if pod.DeletionTimestamp == nil {
-		o.Outcome, o.Detail = outcomeLeft, "its node is gone"
+		o.Outcome, o.Detail = outcomeLeft, on
 		d.Counts.Left++
 		return
 	}
-	o.Outcome, o.Detail = outcomeStopping, "its node is gone"
+	o.Outcome, o.Detail = outcomeStopping, on
 	if _, why := unremoved(pod, pod.DeletionTimestamp.Time); why != "" { // it has no grace without its node
 		o.Detail += ", and " + why
 	}

@@ -125,7 +125,7 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 	}
 	switch c := d.Counts; {
 	case c.Planned > 0:
-		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, c.Gone, c.Planned, countForced(c.Forced))
+		end.Message = fmt.Sprintf("%s, %d of %d planned pods gone%s", cordon, c.Gone, c.Planned, countForced(c.Forced)+countOthers(c.Others))
 	case !executor.CameThrough(a) && !d.known && !unsettled(a) && executor.StepNamed(a, "preflight").Phase == operation.StepSucceeded:
 		end.Message = cordon + ", and nobody knows any more which evictions were planned"
 	default:
@@ -154,7 +154,7 @@ func (e *drainer) lastReading(s *session) *reading {
 
 // tellPods says what is verified of the planned pods, and which are left behind.
 func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *details) {
-	var kept, stop []string
+	var kept, stop, others []string
 	unseen := 0
 	for _, o := range d.Pods {
 		if o.unseen {
@@ -162,7 +162,11 @@ func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *deta
 		}
 		switch o.Outcome {
 		case outcomeStopping:
-			stop = append(stop, fmt.Sprintf("pod %s (%s)", o.Pod, o.Detail))
+			list := &stop
+			if o.unasked {
+				list = &others
+			}
+			*list = append(*list, fmt.Sprintf("pod %s (%s)", o.Pod, o.Detail))
 		case outcomeLeft:
 			kept = append(kept, fmt.Sprintf("pod %s (%s)", o.Pod, o.Detail))
 		}
@@ -184,6 +188,15 @@ func (e *drainer) tellPods(a *protocol.Assignment, end *executor.Ending, d *deta
 	}
 	end.LeavePods(a, "evict", "not evicted", kept)
 	end.LeavePods(a, "wait", "evicted and still there", stop)
+	end.LeavePods(a, "wait", "stopping and still there", others)
+}
+
+// countOthers adds to a summary how many pods somebody else deleted.
+func countOthers(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d deleted by somebody else", n)
 }
 
 // encode writes the result, with as many of the pods as fit into what the plane

@@ -132,6 +132,7 @@ func (d *drive) makePlan(ctx context.Context, n *corev1.Node) *executor.Outcome 
 		return stop
 	}
 	for _, p := range plan {
+		p.earlier = s.inherited // else this lease has written the record, at its cordon
 		if p.pod == nil {
 			p.isGone = true // before this lease looked
 		}

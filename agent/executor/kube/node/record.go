@@ -78,7 +78,7 @@ func (r *record) add(later *record) {
 func (r *record) plan() map[types.UID]*planned {
 	plan := make(map[types.UID]*planned, len(r.Pods))
 	for uid, name := range r.Pods {
-		plan[types.UID(uid)] = &planned{uid: types.UID(uid), name: name, finished: slices.Contains(r.Finished, uid)}
+		plan[types.UID(uid)] = &planned{uid: types.UID(uid), name: name, finished: slices.Contains(r.Finished, uid), earlier: true}
 	}
 	return plan
 }

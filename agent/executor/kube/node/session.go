@@ -52,6 +52,7 @@ type planned struct {
 	// 2 without.
 	stage int
 
+	earlier  bool // an earlier lease planned it: what that one did is not known
 	taken    bool // an eviction of ours was taken, as far as is known
 	unsure   bool // an answer does not tell whether one was
 	accepted bool // the API server took the eviction, and the watch has not shown it yet

@@ -87,7 +87,7 @@ func TestStoppedPodIsWaitedFor(t *testing.T) {
 			task.Assignment.Steps = []protocol.Step{{PlanStep: operation.PlanStep{ID: "stp_1", Name: "wait"}, Phase: operation.StepFailed}}
 			var end executor.Ending
 			e.observeDrain(t.Context(), task.Assignment, &end)
-			if len(end.Residual) != 1 || !strings.Contains(end.Residual[0].Detail, "ns/stuck (its finalizer example.com/hold is not removed)") {
+			if len(end.Residual) != 1 || !strings.Contains(end.Residual[0].Detail, "ns/stuck (its finalizer example.com/hold is not removed; deleted by somebody else)") {
 				t.Errorf("left behind: %+v", end.Residual)
 			}
 			s.close()
