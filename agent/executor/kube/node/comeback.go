@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,6 +50,26 @@ func keepBooks(p *corev1.Pod) {
 	} else {
 		p.ManagedFields = nil
 	}
+}
+
+// returnsWithin is how long controllers have to make the next pods of those that went: one
+// that is well does so in less than a second.
+const returnsWithin = 5 * time.Second
+
+// byName names who controls planned pods that were put on the node by name, in order.
+func (s *session) byName() (list []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, x := range s.plan {
+		if !x.verdict.named {
+			continue
+		}
+		if who, _ := controller(x.verdict.pod); !slices.Contains(list, who) {
+			list = append(list, who)
+		}
+	}
+	slices.Sort(list)
+	return list
 }
 
 // controller names who controls the pod, in words and as a rule.

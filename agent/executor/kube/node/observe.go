@@ -118,6 +118,9 @@ func (e *drainer) observeDrain(ctx context.Context, a *protocol.Assignment, end 
 	}
 	end.Details = d.encode()
 	if s != nil {
+		for _, who := range s.byName() {
+			end.NotVerified = append(end.NotVerified, fmt.Sprintf("that no pods of %s come back: they are put on this node by name (spec.nodeName), past the cordon", who))
+		}
 		s.slim()
 	}
 	if p, err := readPayload(a); err == nil && p.AwaitVolumeDetach && executor.StepNamed(a, "wait").Phase == operation.StepSucceeded {

@@ -101,3 +101,55 @@ func TestPodsOfANodeThatWasReplaced(t *testing.T) {
 		}
 	})
 }
+
+// A drain whose pods are put on the node by name looks again before it says that they are
+// gone: whether their controller was quicker than it makes no difference.
+func TestNextPodAfterTheLastOne(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		change  func(*corev1.Pod)
+		takes   time.Duration
+		planned int
+	}{
+		"by name":          {named, time.Second + apiPause + returnsWithin, 2},
+		"by the scheduler": {func(*corev1.Pod) {}, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b := outcomeSetup(t, aPod("p0-0", tt.change))
+				succeed, _ := b.succeeds(tt.change, -1)
+				b.e.send = func(_ context.Context, ev *policyv1.Eviction) error {
+					if len(ev.DeleteOptions.DryRun) == 0 {
+						succeed(ev.Name)
+					}
+					return nil
+				}
+				for _, step := range []string{"preflight", "cordon", "evict", "wait"} {
+					if o := b.run(b.e, step); o.Class != operation.OutcomeDone {
+						t.Fatalf("%s: %+v", step, o)
+					}
+				}
+				if tt.takes > 0 {
+					time.AfterFunc(time.Second, func() {
+						next := aPod("p0-1", tt.change)
+						next.Spec.NodeName = "n"
+						if err := b.client.Tracker().Add(next); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				begun := time.Now()
+				if o := b.run(b.e, "confirm"); o.Class != operation.OutcomeDone || time.Since(begun) < tt.takes || time.Since(begun) > 4*tt.takes {
+					t.Errorf("after %s: %+v", time.Since(begun), o)
+				}
+				end, d := b.observe(b.e)
+				told := strings.Contains(strings.Join(end.NotVerified, "\n"), "that no pods of ReplicaSet ns/web come back")
+				if d.Counts.Planned != tt.planned || d.Counts.Gone != tt.planned || told != (tt.takes > 0) {
+					t.Errorf("%+v, not verified %q", d.Counts, end.NotVerified)
+				}
+			})
+		})
+	}
+}

@@ -93,10 +93,11 @@ func (e *drainer) withPayload(t *executor.Task, f func(p payload) executor.Outco
 }
 
 // confirm observes, by reading anew, that each planned pod is gone by UID and that
-// the node is cordoned: acceptance of evictions proves nothing.
+// the node is cordoned: acceptance of evictions proves nothing. Where pods were put on the
+// node by name, it looks once more when their controllers have had time to do so again.
 func (e *drainer) confirm(ctx context.Context, t *executor.Task, s *session) executor.Outcome {
 	return e.withPayload(t, func(p payload) executor.Outcome {
-		for {
+		for waited := false; ; {
 			if h := executor.Halted(ctx, t); h != "" {
 				return executor.Waiting(h, "stopped before the node was read")
 			}
@@ -139,6 +140,12 @@ func (e *drainer) confirm(ctx context.Context, t *executor.Task, s *session) exe
 					return o
 				}
 				executor.Wait(ctx, t, apiPause) // the watch may be behind what was just read
+				waited = false
+				continue
+			}
+			if !waited && len(s.byName()) > 0 {
+				waited = true
+				executor.Wait(ctx, t, returnsWithin)
 				continue
 			}
 			s.mu.Lock()
