@@ -93,7 +93,7 @@ func lines(told []Transition) []string {
 
 func line(x *Transition) string {
 	group := ""
-	for _, k := range []string{"node", "device", "operation", "agent", "queue", "target", "deployment", "stream", "g"} {
+	for _, k := range []string{"node", "device", "operation", "agent", "queue", "target", "deployment", "stream", "receiver", "g"} {
 		if v, ok := x.Alert.Group[k]; ok {
 			group = v
 			break

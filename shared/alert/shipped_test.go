@@ -181,6 +181,12 @@ func TestShippedRules(t *testing.T) {
 		{"stream-unreadable", 30 * h, []event.Event{
 			fact(0, "stream.unreadable", "s", "from", 4, "through", 9), fact(h, "stream.unreadable", "s", "from", 12, "through", 12),
 		}, []string{"0s firing stream-unreadable{id-of-s} condition_holds", "25h0m0s resolved stream-unreadable{id-of-s} quiet"}},
+		{"receiver-failing", 60 * h, []event.Event{
+			fact(0, "notify.failed", "pager", "delivery", "dlv_1"), fact(20*h, "notify.disabled", "pager", "reason", "410"), fact(21*h, "notify.failed", "chat"),
+		}, []string{
+			"0s firing receiver-failing{pager} condition_holds", "21h0m0s firing receiver-failing{chat} condition_holds",
+			"44h0m0s resolved receiver-failing{pager} quiet", "45h0m0s resolved receiver-failing{chat} quiet",
+		}},
 		{"nothing is wrong", 24 * h, []event.Event{
 			op(0, "op_a", "node.drain", "", "pending", "n1"), op(0, "op_a", "node.drain", "pending", "dispatched", "n1"),
 			op(0, "op_a", "node.drain", "dispatched", "running", "n1"), op(9*m, "op_a", "node.drain", "running", "succeeded", "n1"),
@@ -218,6 +224,8 @@ func TestShippedRulesTakeWhatAgentsTell(t *testing.T) {
 		{"deployment-oom-loop", "deployment.oom", []string{"count", "pod", "container", "restarts", "node", "exit_code"}, nil, 3},
 		{"device-degraded", "device.degraded", []string{"node", "node_uid", "index", "health", "detail"}, nil, 1},
 		{"fatal-xid", "device.xid", []string{"node", "node_uid", "xid", "text", "count", "first", "last", "index", "cause"}, []any{"class", "hardware"}, 1},
+		{"receiver-failing", "notify.failed", []string{"delivery", "event", "alert", "rule", "status", "error", "tries"}, nil, 1},
+		{"receiver-failing", "notify.disabled", []string{"reason"}, nil, 1},
 		{"stream-gap", "stream.gap", []string{"from", "through", "refused", "boot"}, nil, 1},
 		{"stream-unreadable", "stream.unreadable", []string{"from", "through"}, nil, 1},
 		{"device-reset-again", "operation.succeeded", []string{"from", "reason", "detail", "generation", "resources", "node", "parent", "cause"},
