@@ -40,11 +40,13 @@ type pointed struct {
 	// never tried.
 	Rule string `json:"rule,omitempty"`
 	Made int64  `json:"made,omitempty"`
+	// Paced: it was answered with the pace alone (untried).
+	Paced bool `json:"paced,omitempty"`
 }
 
 func pointedAt(d *Delivery) (p pointed) {
 	if d.Push == nil && d.untried() {
-		p.New, p.After, p.Rule, p.Made = d.First, d.After, d.Rule, d.CreatedAt.UnixMilli()
+		p.New, p.After, p.Rule, p.Made, p.Paced = d.First, d.After, d.Rule, d.CreatedAt.UnixMilli(), d.Paced > 0
 	}
 	return p
 }

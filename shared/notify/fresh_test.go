@@ -325,3 +325,29 @@ func TestNothingIsUnreadable(t *testing.T) {
 		t.Errorf("%d could not be read, %d were taken", n, len(p.deliveries(r, Delivered)))
 	}
 }
+
+// TestPacedAfterNew: what a webhook answers with its pace, whatever else it takes, goes after
+// what it was never sent, however old that is, and still has its turn beside that.
+func TestPacedAfterNew(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	s := newPicky(t, p, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) })
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
+	good := p.ofOneRule("good", 40)
+	p.tell(alert.TypeFiring, good[:20]...)
+	p.bad(8)
+	p.tell(alert.TypeFiring, good[20:]...)
+	for n := 0; len(p.deliveries(r, Delivered)) < len(good) && n < 100; n++ {
+		p.run()
+		p.advance(time.Second)
+	}
+	bad := 0
+	for _, g := range s.all() {
+		if strings.HasPrefix(g.message.Data.Rule, "bad") {
+			bad++
+		}
+	}
+	if n := len(p.deliveries(r, Delivered)); n < len(good) || bad < 9 || bad > 8+len(good)/2 {
+		t.Errorf("%d of %d are taken, after %d tries of others", n, len(good), bad)
+	}
+}

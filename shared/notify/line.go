@@ -16,13 +16,18 @@ import (
 // last, are looked through where more are due than go at once.
 const lineMost = ledger.MaxPage
 
+// pacedEach is for how many messages that were never tried one goes that was answered with the
+// pace, while there are such.
+const pacedEach = perHost
+
 // line is what is due to a webhook. What was never tried has its turn apart from what
 // failed. By turns it is the newest of all, and the next of the next rule: of each rule, in
 // turn over the moments at which its messages were made, the first or the last of one. So a
 // storm buries neither what came before it nor what comes after.
 type line struct {
 	read  time.Time
-	fresh []pointer // that were never tried and overtake none of their alert that is due
+	fresh []pointer // that were never sent and overtake none of their alert that is due
+	paced []pointer // that were answered with the pace alone, by when they were due
 	rest  []pointer
 	later []ledger.Item // what is due next, or was put there by a clock that was ahead
 	// left are those that wait for another of their alert, by that.
@@ -35,6 +40,7 @@ type line struct {
 // turns say whose turn it is. While nobody here has the lane, the service keeps them.
 type turns struct {
 	picks int
+	since int // fresh ones, since one that was paced
 	turn  int
 	rule  string            // that had the last turn
 	rules map[string]atRule // by name
@@ -65,7 +71,7 @@ func (s *Service) readLine(ctx context.Context, f *flights, r *target, now time.
 		return err
 	}
 	l := &f.line
-	l.read, l.fresh, l.rest, l.later, l.left, l.before = time.Now(), nil, nil, nil, map[string][]pointer{}, map[string]ledger.Item{}
+	l.read, l.fresh, l.paced, l.rest, l.later, l.left, l.before = time.Now(), nil, nil, nil, nil, map[string][]pointer{}, map[string]ledger.Item{}
 	later, due := record.PendingKey(r.ID, now.Add(time.Millisecond), 0, "").SK, map[string]bool{}
 	for _, it := range items {
 		due[record.PendingOf(it.Key)] = it.Key.SK < later
@@ -82,6 +88,8 @@ func (s *Service) readLine(ctx context.Context, f *flights, r *target, now time.
 			l.later = append(l.later, it)
 		case due[p.After] || f.out[p.After] != nil:
 			l.left[p.After] = append(l.left[p.After], p)
+		case p.Paced:
+			l.paced = append(l.paced, p)
 		case p.New || p.After != "":
 			l.fresh, rules[p.Rule] = append(l.fresh, p), l.rules[p.Rule]
 		default:
@@ -151,9 +159,17 @@ func (s *Service) pick(ctx context.Context, f *flights, r *target, most int) (ou
 	l := &f.line
 	l.picks++
 	few := max(0, perHost/2-f.suspects())
-	news, err := s.pickFresh(ctx, l, r, most-min(few, len(l.rest), (most+l.picks%2)/2))
+	room, turn := most-min(few, len(l.rest), (most+l.picks%2)/2), 0
+	if l.since >= pacedEach && len(l.paced) > 0 {
+		turn = min(1, room)
+	}
+	news, err := s.pickFresh(ctx, l, r, room-turn)
 	if err != nil {
 		return nil, err
+	}
+	l.since += len(news)
+	if n := min(len(l.paced), room-len(news)); n > 0 {
+		news, l.paced, l.since = append(news, l.paced[:n]...), l.paced[n:], 0
 	}
 	n := min(few, len(l.rest), most-len(news))
 	for _, p := range slices.Concat(l.rest[:n], news) {
