@@ -183,6 +183,7 @@ func TestShippedRules(t *testing.T) {
 		}, []string{"0s firing stream-unreadable{id-of-s} condition_holds", "25h0m0s resolved stream-unreadable{id-of-s} quiet"}},
 		{"receiver-failing", 60 * h, []event.Event{
 			fact(0, "notify.failed", "pager", "delivery", "dlv_1"), fact(20*h, "notify.disabled", "pager", "reason", "410"), fact(21*h, "notify.failed", "chat"),
+			fact(30*h, "notify.failed", "pager", "rule", "receiver-failing"), // it hears of this rule's own alerts no better
 		}, []string{
 			"0s firing receiver-failing{pager} condition_holds", "21h0m0s firing receiver-failing{chat} condition_holds",
 			"44h0m0s resolved receiver-failing{pager} quiet", "45h0m0s resolved receiver-failing{chat} quiet",

@@ -129,6 +129,11 @@ func isOpen(it ledger.Item) bool {
 	return err == nil && d.open()
 }
 
+func wasGivenUp(it ledger.Item) bool {
+	d, err := decodeDelivery(it)
+	return err == nil && d.State == Failed
+}
+
 func decodeDelivery(it ledger.Item) (*Delivery, error) {
 	d, err := record.Decode[Delivery](it)
 	d.version = it.Version

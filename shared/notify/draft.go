@@ -143,7 +143,8 @@ func (s *Service) message(ctx context.Context, b *draft, p *pair, now time.Time)
 	if was {
 		before := s.toldBy(ctx, it)
 		is, _ := b.get(record.DeliveryKey(p.r.ID, before))
-		if d.First = before != "" && !isOpen(is); !d.First {
+		d.First = before != "" && !isOpen(is)
+		if !d.First || wasGivenUp(is) { // those before one that was given up may be open
 			d.After = before
 		}
 	}

@@ -99,18 +99,12 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery) error {
 	writes := moved(was, d)
 	var err error
-	switch d.State {
+	switch {
 	default:
 		err = s.Store.Ledger.Commit(ctx, writes...)
-	case Delivered:
-		err = record.Again(ctx, func() error {
-			before, err := s.supersede(ctx, d)
-			if err != nil {
-				return err
-			}
-			return s.Store.Ledger.Commit(ctx, slices.Concat(writes, before)...)
-		})
-	case Failed:
+	case d.State == Delivered && d.After != "":
+		err = s.keepLast(ctx, d, writes)
+	case d.State == Failed:
 		var e event.Event
 		e, err = s.fact(event.TypeNotifyFailed, &r.Receiver, event.NotifyFailedDetail{Delivery: d.ID, Event: d.Event, Alert: d.Alert, Rule: d.Rule,
 			Status: d.LastStatus, Error: d.LastError, Tries: d.Tries}, d.ID, strconv.Itoa(d.Redeliver), strconv.FormatInt(was.version, 10))
@@ -124,6 +118,28 @@ func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery)
 		return fmt.Errorf("keep delivery %s: %w", d.ID, err)
 	}
 	return nil
+}
+
+// keepLast commits a message that was taken, together with what it supersedes. What races
+// with those is read again; a race for the message itself is lost.
+func (s *Service) keepLast(ctx context.Context, d *Delivery, writes []ledger.Write) error {
+	var lost error
+	err := record.Again(ctx, func() error {
+		before, err := s.supersede(ctx, d)
+		if err != nil {
+			return err
+		}
+		err = s.Store.Ledger.Commit(ctx, slices.Concat(writes, before)...)
+		if c := (*ledger.ConflictError)(nil); errors.As(err, &c) && slices.Contains(c.Keys, record.DeliveryKey(d.Receiver, d.ID)) {
+			lost = err
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return lost
 }
 
 // supersede returns the writes by which those before a webhook's message that was taken, of

@@ -66,3 +66,47 @@ func TestSuperseded(t *testing.T) {
 		t.Errorf("%d are given up", given)
 	}
 }
+
+// What comes before a message that was given up is superseded as well.
+func TestSupersededBeforeWhatWasGivenUp(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	var s *site
+	var back atomic.Bool
+	s = newSite(t, p, func(w http.ResponseWriter, _ *http.Request, n int) {
+		switch typ := s.all()[n-1].message.Type; {
+		case typ == alert.TypeFlapping:
+			w.WriteHeader(http.StatusGone)
+		case typ == alert.TypeFiring && !back.Load():
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	r, _ := p.receiver(Spec{Name: "r", Kind: KindWebhook, URL: s.URL})
+	a := p.alert("a")
+	p.tell(alert.TypeFiring, a)
+	p.run()
+	p.tell(alert.TypeFlapping, a)
+	for n := 0; len(p.deliveries(r, Failed)) == 0 && n < 20; n++ {
+		p.run()
+		p.advance(time.Second)
+	}
+	if _, err := p.Update(t.Context(), call, r.ID, 0, r.Spec); err != nil {
+		t.Fatal(err)
+	}
+	p.tell(alert.TypeResolved, a)
+	for n := 0; len(p.deliveries(r, Delivered)) == 0 && n < 20; n++ {
+		p.run()
+		p.advance(time.Second)
+	}
+	back.Store(true)
+	for range 10 {
+		p.advance(time.Minute)
+		p.serve()
+	}
+	if all := s.all(); all[len(all)-1].message.Type != alert.TypeResolved {
+		t.Errorf("it was told %s last", all[len(all)-1].message.Type)
+	}
+	if n := len(p.deliveries(r, Superseded)); n != 1 {
+		t.Errorf("%d are superseded", n)
+	}
+}

@@ -57,9 +57,13 @@ func (c *Cluster) MakeJob(ctx context.Context, t *executor.Task, job *batchv1.Jo
 			stop = &o
 		}
 	} else {
+		begun := c.Now()
 		limit, o := c.rehearseJob(ctx, t, job)
 		if o != nil {
 			return nil, Reply{Category: Failed}, o
+		}
+		if has := job.Spec.ActiveDeadlineSeconds; has != nil { // what the operation had left then
+			*has = max(1, *has-int64(c.Now().Sub(begun)/time.Second))
 		}
 		if r, stop = c.EffectWithin(ctx, t, limit, what, x.Resource, job.Name, create); stop == nil {
 			stop = r.Uncalled(t, x.Resource)

@@ -111,7 +111,7 @@ func (c *Cluster) Patiently(ctx context.Context, t *executor.Task, x Change, f f
 	}()
 	hung := &Hung{Change: x, Since: begun}
 	if t != nil {
-		hung.Hook = c.hooks.last(x.Resource)
+		hung.Hook = c.hooks.last(x.Resource, begun)
 	}
 	late := time.NewTimer(ShownAfter)
 	defer late.Stop()
@@ -137,9 +137,12 @@ func (c *Cluster) Patiently(ctx context.Context, t *executor.Task, x Change, f f
 		cut := err != nil && asked.Err() != nil
 		if (timedOut(err) || cut && took >= hungFrom) && silent == nil {
 			if hung.Within = took; t != nil {
-				if !cut { // it gave up, and named nobody
+				switch {
+				case !cut: // it gave up, and named nobody
 					hung.Hook = nil
 					c.hooks.forget(x.Resource)
+				case hung.Hook != nil:
+					c.hooks.keep(x.Resource, hung.Hook, c.Now())
 				}
 				show(t, hung.Blocker())
 			}
@@ -149,7 +152,7 @@ func (c *Cluster) Patiently(ctx context.Context, t *executor.Task, x Change, f f
 		case t == nil || cut:
 		case u != nil:
 			u.Since = begun
-			c.hooks.keep(x.Resource, u)
+			c.hooks.keep(x.Resource, u, c.Now())
 			u.Show(t, x.Resource)
 		default:
 			c.hooks.forget(x.Resource)

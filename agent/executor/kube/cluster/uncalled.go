@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -82,34 +83,46 @@ func (u *Uncalled) Blocker(resource string) protocol.Blocker {
 	return b
 }
 
-// maxHooks bounds of how many resources a webhook is remembered.
-const maxHooks = 1_000
+const (
+	// maxHooks bounds of how many resources a webhook is remembered.
+	maxHooks = 1_000
+	// hookKept is for how long: longer than a try with the pause after it.
+	hookKept = 2 * time.Minute
+)
 
 // hooks are the webhooks that could not be called when a change was asked for last, by
 // what it is of: while it is asked for again it is still them that are waited for, as far
 // as anybody knows. The zero value is ready.
 type hooks struct {
 	mu sync.Mutex
-	of map[string]*Uncalled
+	of map[string]hook
 }
 
-func (h *hooks) last(resource string) *Uncalled {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.of[resource]
+// hook is one of them, and when it was waited for last.
+type hook struct {
+	*Uncalled
+	at time.Time
 }
 
-// keep remembers a webhook. Of one that failed before it is known since when.
-func (h *hooks) keep(resource string, u *Uncalled) {
+func (h *hooks) last(resource string, now time.Time) *Uncalled {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if was := h.of[resource]; was != nil && was.Webhook == u.Webhook && was.Since.Before(u.Since) {
+	maps.DeleteFunc(h.of, func(_ string, x hook) bool { return now.Sub(x.at) > hookKept })
+	return h.of[resource].Uncalled
+}
+
+// keep remembers a webhook. Of one that failed a moment before it is known since when.
+func (h *hooks) keep(resource string, u *Uncalled, now time.Time) {
+	was := h.last(resource, now)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if was != nil && was.Webhook == u.Webhook && was.Since.Before(u.Since) {
 		u.Since = was.Since
 	}
 	if h.of == nil || len(h.of) >= maxHooks {
-		h.of = map[string]*Uncalled{}
+		h.of = map[string]hook{}
 	}
-	h.of[resource] = u
+	h.of[resource] = hook{u, now}
 }
 
 func (h *hooks) forget(resource string) {

@@ -49,8 +49,7 @@ func TestAnothersJobIsAwaited(t *testing.T) {
 			if named := len(list) == 1 && list[0].Code == "in_progress" && list[0].Rule == "operation/"+before.Operation; err != nil || named != tt.under {
 				t.Errorf("the dry run: %+v, %v", list, err)
 			}
-			f := s.probe(t.Context(), s.task(1, 1))
-			if tt.under && (f.Phase != operation.StepUnknown || f.ErrorCode != "in_progress" || f.Blocker == nil || f.Blocker.Resource != "job/ops/"+jobName) || !tt.under && f.Phase != operation.StepPending {
+			if f := s.probe(t.Context(), s.task(1, 1)); f.Phase != operation.StepPending { // nothing of this run was begun
 				t.Errorf("the probe: %+v", f)
 			}
 			var server clustertest.Server
@@ -130,5 +129,22 @@ func TestPodThatIsSeenLater(t *testing.T) {
 	s.pods = []*corev1.Pod{p}
 	if left := s.unseen(map[types.UID]time.Time{}, now); left != 0 {
 		t.Errorf("its pod is seen: %s are left", left)
+	}
+}
+
+// A probe that has to ask Helm what became of an upgrade waits for another operation's Job.
+func TestProbeBesideAnothersJob(t *testing.T) {
+	t.Parallel()
+	s := setup(t)
+	s.Cluster = opened(t)
+	s.Client, s.Namespace = clustertest.BeforeJobs(s.client, nil), "ops"
+	before := s.assignment(1)
+	before.Operation = id.New(id.Operation, time.Now())
+	q := request{verb: answer.Upgrade, component: good().Components["gpu-operator"], timeout: time.Minute, left: time.Hour}
+	s.put(t, before, q, answer.Answer{}, "running")
+	s.put(t, s.assignment(1), q, answer.Answer{}, "mute")
+	f := s.probe(t.Context(), s.task(2, 1))
+	if f.Phase != operation.StepUnknown || f.ErrorCode != "in_progress" || f.Blocker == nil || f.Blocker.Resource != "job/ops/"+q.name(before) {
+		t.Errorf("it finds %+v", f)
 	}
 }

@@ -31,6 +31,9 @@ func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding
 	if said, j := s.settled(a.Operation, a.Run); j != nil {
 		return finding(said)
 	}
+	if len(s.of(answer.Upgrade, a.Run)) == 0 {
+		return executor.ToRun("no upgrade of this run was begun")
+	}
 	switch j, err := u.another(ctx, a, c); {
 	case err != nil:
 		return cluster.Unread(err)
@@ -39,9 +42,6 @@ func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding
 		f := executor.Unknown(b.Code, b.Detail)
 		f.Blocker = &b
 		return f
-	}
-	if len(s.of(answer.Upgrade, a.Run)) == 0 {
-		return executor.ToRun("no upgrade of this run was begun")
 	}
 	if bad != nil {
 		return executor.Unknown(bad.ErrorCode, "the upgrade's answer is lost, and Helm's history cannot be asked for: "+bad.Detail)

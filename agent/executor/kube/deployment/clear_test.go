@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,4 +157,46 @@ func TestStatusOfBeforeTheDeletion(t *testing.T) {
 	if !c.made(s) {
 		t.Error("all three are ready")
 	}
+}
+
+// A deletion that was not taken is asked for again only when the API server answers: while
+// it does not, an undo wakes for nothing.
+func TestClearingBesideASilentServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := undone(t, object(t, statefulSets, db))
+		broken := dbPod(2, false, func(p *corev1.Pod) { p.Status.Conditions = nil })
+		broken.Namespace = "llm"
+		lists := map[schema.GroupVersionResource]string{}
+		for _, k := range kinds {
+			for _, r := range k.resources {
+				lists[r] = k.name + "List"
+			}
+		}
+		var s clustertest.Server
+		client := fake.NewClientset([]runtime.Object{broken}...)
+		client.PrependReactor("delete", "pods", func(ktesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewTooManyRequests("come back later", 1)
+		})
+		var turns atomic.Int64
+		c := &cluster.Cluster{Client: client, Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, d.object), Now: func() time.Time {
+			turns.Add(1)
+			return time.Now()
+		}, Pulse: s.Pulse()}
+		tk := rollTask()
+		tk.Assignment = &protocol.Assignment{Operation: by.Operation, Run: by.Run, Generation: by.Generation, TargetName: "deployment:llm/db", TargetUID: "s-1"}
+		tk.Blocked = s.Blocked
+		r, over := &roller{Cluster: c, bounds: DefaultBounds}, make(chan executor.Outcome, 1)
+		go func() { over <- r.awaitBack(t.Context(), tk, d) }()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		s.Hang(true)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := turns.Load(); n > 500 {
+			t.Errorf("it looked at the clock %d times within a minute", n)
+		}
+		s.Hang(false)
+		<-over
+	})
 }

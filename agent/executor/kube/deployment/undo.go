@@ -185,9 +185,8 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 	var away *cluster.Unanswered
 	is := takenBack{text: "the restart is taken back"} // not seen yet
 	seen, known := map[string]time.Time{}, map[types.UID]words{}
-	var v verdict
+	v := verdict{wake: until}
 	for {
-		v.wakeAt(c.wake(until))
 		fire, release := timer(v.wake, r.Now())
 		select {
 		case <-w.Changed():
@@ -198,7 +197,7 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 		if halt := executor.Halted(ctx, t); halt != "" {
 			return v.unseen(halt, d.name()+": "+is.text+"; its pods were not seen ready")
 		}
-		v.wake = time.Time{} // until it is judged again
+		v.wake = until // until it is judged again
 		was := away
 		var denied error
 		away, denied = w.Trouble()
@@ -235,6 +234,7 @@ func (r *roller) awaitBack(ctx context.Context, t *executor.Task, d *rollout) ex
 			}
 			had := len(v.causes) > 0
 			v = r.weigh(ctx, s, known, func() verdict { return s.backward(cluster.MarkOf(t), r.bounds, until, seen, r.Now()) })
+			v.wakeAt(c.wake(until))
 			if now := v.blockers(r.Now()); c.held == nil && (had || len(v.causes) > 0) {
 				tell(t, now)
 			}

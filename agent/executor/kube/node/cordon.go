@@ -222,10 +222,13 @@ func (e *nodes) probeRestore(ctx context.Context, t *executor.Task) executor.Fin
 	case mayCordonYet(t.Assignment, n):
 		return executor.ToRun(noCordon(n) + ", but one that an earlier lease asked for may come yet")
 	case lifted(t.Assignment, n): // by a lease that could not say so any more
-		return executor.Found("this operation has lifted its cordon")
+		return executor.Found(liftedIts)
 	}
 	return executor.FoundNothing(noCordon(n))
 }
+
+// liftedIts says that a restore has done what it is for.
+const liftedIts = "this operation has lifted its cordon"
 
 // noCordon is why there is nothing to restore on a node.
 func noCordon(n *corev1.Node) string {
@@ -253,7 +256,11 @@ func (e *nodes) restore(ctx context.Context, t *executor.Task, see func(n *corev
 	judge := func(n *corev1.Node) wish {
 		see(n)
 		c := CordonOf(n)
-		if !ours(c, t.Assignment.Operation) {
+		switch {
+		case ours(c, t.Assignment.Operation):
+		case lifted(t.Assignment, n): // its answer was lost
+			return wish{done: liftedIts}
+		default:
 			return wish{done: noCordon(n)}
 		}
 		set := lift()
