@@ -159,11 +159,11 @@ func (s *Service) pick(ctx context.Context, f *flights, r *target, most int) (ou
 	l := &f.line
 	l.picks++
 	few := max(0, perHost/2-f.suspects())
-	room, turn := most-min(few, len(l.rest), (most+l.picks%2)/2), 0
+	room, reserved := most-min(few, len(l.rest), (most+l.picks%2)/2), 0
 	if l.since >= pacedEach && len(l.paced) > 0 {
-		turn = min(1, room)
+		reserved = min(1, room)
 	}
-	news, err := s.pickFresh(ctx, l, r, room-turn)
+	news, err := s.pickFresh(ctx, l, r, room-reserved)
 	if err != nil {
 		return nil, err
 	}

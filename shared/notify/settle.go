@@ -100,8 +100,6 @@ func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery)
 	writes := moved(was, d)
 	var err error
 	switch {
-	default:
-		err = s.Store.Ledger.Commit(ctx, writes...)
 	case d.State == Delivered && d.After != "":
 		err = s.keepLast(ctx, d, writes)
 	case d.State == Failed:
@@ -113,6 +111,8 @@ func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery)
 		}
 		s.Logger.WarnContext(ctx, "a receiver could not be told", "receiver", r.Name, "delivery", d.ID, "tries", d.Tries, "status", d.LastStatus)
 		_, err = event.Append(ctx, s.Store.Ledger, event.PlaneStream, []event.Event{e}, func() ([]ledger.Write, error) { return writes, nil })
+	default:
+		err = s.Store.Ledger.Commit(ctx, writes...)
 	}
 	if err != nil {
 		return fmt.Errorf("keep delivery %s: %w", d.ID, err)
@@ -154,8 +154,11 @@ func (s *Service) supersede(ctx context.Context, d *Delivery) (out []ledger.Writ
 			return nil, fmt.Errorf("read what is superseded: %w", err)
 		}
 		was, err := decodeDelivery(it)
-		if err != nil || was.State == Delivered || was.State == Superseded { // so are those before it
-			break //nolint:nilerr // it is put aside when it is due
+		if err != nil {
+			break //nolint:nilerr // what cannot be read is put aside when it is due
+		}
+		if was.State == Delivered || was.State == Superseded { // when it became so, those before it were
+			break
 		}
 		if was.open() {
 			n := *was
@@ -180,10 +183,15 @@ func (s *Service) fact(typ string, r *Receiver, detail any, parts ...string) (ev
 func (s *Service) disable(ctx context.Context, asked *target) (gone bool, err error) {
 	err = s.change(ctx, func(all []Receiver) ([]Receiver, []ledger.Write, []event.Event, error) {
 		i, err := find(all, asked.ID)
-		over := err != nil || all[i].Disabled != nil // it is deleted, or said so before
-		if gone = over || all[i].Revision == asked.Revision; over || !gone {
+		switch {
+		case err != nil || all[i].Disabled != nil: // it is deleted, or said so before
+			gone = true
+			return nil, nil, nil, nil
+		case all[i].Revision != asked.Revision:
+			gone = false
 			return nil, nil, nil, nil
 		}
+		gone = true
 		r, now := &all[i], s.now()
 		r.Disabled = &Disabled{At: now, Reason: "it answered 410 Gone"}
 		e, err := s.fact(event.TypeNotifyDisabled, r, event.NotifyDisabledDetail{Reason: r.Disabled.Reason}, r.ID, strconv.FormatInt(r.Revision, 10))

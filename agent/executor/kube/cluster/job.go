@@ -9,6 +9,7 @@ import (
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -126,6 +127,26 @@ func (c *Cluster) unheard(ctx context.Context, t *executor.Task, err error, x Ch
 // https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#side-effects
 func TakesNoDryRun(err error) bool {
 	return apierrors.IsBadRequest(err) && strings.Contains(err.Error(), "does not support dry run")
+}
+
+// JobEnd is the condition by which a Job has ended; nil: it has not.
+// https://kubernetes.io/docs/concepts/workloads/controllers/job/#job-termination-and-cleanup
+func JobEnd(j *batchv1.Job) *batchv1.JobCondition {
+	for i, c := range j.Status.Conditions {
+		if c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
+			return &j.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// JobEndOf tells when a Job ended.
+func JobEndOf(j *batchv1.Job) (at time.Time, over bool) {
+	c := JobEnd(j)
+	if c == nil {
+		return time.Time{}, false
+	}
+	return c.LastTransitionTime.Time, true
 }
 
 // AskJob makes a Job that only looks for a probe, which may be shorter than admission

@@ -99,7 +99,7 @@ const (
 // unseen is how long to wait yet for pods of Jobs that have ended; since keeps from when.
 func (s scene) unseen(since map[types.UID]time.Time, now time.Time) (left time.Duration) {
 	for _, j := range s.jobs {
-		at, over := endOf(j)
+		at, over := cluster.JobEndOf(j)
 		if !over || len(s.podsOf(j)) > 0 || !at.IsZero() && now.Sub(at) > longAgo {
 			continue
 		}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -67,31 +66,12 @@ func (s scene) active(j *batchv1.Job) bool {
 }
 
 // ended tells how a Job ended.
-// https://kubernetes.io/docs/concepts/workloads/controllers/job/#job-termination-and-cleanup
 func ended(j *batchv1.Job) (why string, over bool) {
-	c := endCondition(j)
+	c := cluster.JobEnd(j)
 	if c == nil {
 		return "", false
 	}
 	return strings.TrimSuffix(fmt.Sprintf("%s: %s", c.Reason, c.Message), ": "), true
-}
-
-// endOf tells when a Job ended.
-func endOf(j *batchv1.Job) (at time.Time, over bool) {
-	c := endCondition(j)
-	if c == nil {
-		return time.Time{}, false
-	}
-	return c.LastTransitionTime.Time, true
-}
-
-func endCondition(j *batchv1.Job) *batchv1.JobCondition {
-	for i, c := range j.Status.Conditions {
-		if c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
-			return &j.Status.Conditions[i]
-		}
-	}
-	return nil
 }
 
 // answer is what the Job's program said.

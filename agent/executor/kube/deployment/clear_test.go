@@ -13,9 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
@@ -72,15 +70,9 @@ func TestBrokenPodThatIsNotDeleted(t *testing.T) {
 					d := undone(t, object(t, statefulSets, db))
 					broken := dbPod(2, false, func(p *corev1.Pod) { p.Status.Conditions = nil })
 					broken.Namespace = "llm"
-					lists := map[schema.GroupVersionResource]string{}
-					for _, k := range kinds {
-						for _, r := range k.resources {
-							lists[r] = k.name + "List"
-						}
-					}
 					var s clustertest.Server
 					client := fake.NewClientset([]runtime.Object{broken}...)
-					c := &cluster.Cluster{Client: client, Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, d.object), Now: time.Now, Pulse: s.Pulse()}
+					c := &cluster.Cluster{Client: client, Dynamic: dynamics(d.object), Now: time.Now, Pulse: s.Pulse()}
 					var mu sync.Mutex
 					var tries []time.Duration
 					asked := func() []time.Duration {
@@ -167,19 +159,13 @@ func TestClearingBesideASilentServer(t *testing.T) {
 		d := undone(t, object(t, statefulSets, db))
 		broken := dbPod(2, false, func(p *corev1.Pod) { p.Status.Conditions = nil })
 		broken.Namespace = "llm"
-		lists := map[schema.GroupVersionResource]string{}
-		for _, k := range kinds {
-			for _, r := range k.resources {
-				lists[r] = k.name + "List"
-			}
-		}
 		var s clustertest.Server
 		client := fake.NewClientset([]runtime.Object{broken}...)
 		client.PrependReactor("delete", "pods", func(ktesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewTooManyRequests("come back later", 1)
 		})
 		var turns atomic.Int64
-		c := &cluster.Cluster{Client: client, Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, d.object), Now: func() time.Time {
+		c := &cluster.Cluster{Client: client, Dynamic: dynamics(d.object), Now: func() time.Time {
 			turns.Add(1)
 			return time.Now()
 		}, Pulse: s.Pulse()}

@@ -13,9 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -146,14 +144,8 @@ func TestTheGoalIsTakenAway(t *testing.T) {
 // ending is what a roll says at its end of an object and its pods.
 func ending(t *testing.T, d *rollout, objects ...runtime.Object) executor.Ending {
 	t.Helper()
-	lists := map[schema.GroupVersionResource]string{}
-	for _, k := range kinds {
-		for _, r := range k.resources {
-			lists[r] = k.name + "List"
-		}
-	}
 	c := &cluster.Cluster{Client: fake.NewClientset(objects...), Now: func() time.Time { return noon.Add(time.Minute) },
-		Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, d.object)}
+		Dynamic: dynamics(d.object)}
 	a := &protocol.Assignment{Operation: by.Operation, Run: by.Run, Generation: by.Generation, TargetName: "deployment:" + d.name(), TargetUID: string(d.object.GetUID())}
 	var end executor.Ending
 	Roll(c).Observe(t.Context(), a, &end)

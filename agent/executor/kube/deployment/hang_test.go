@@ -26,17 +26,22 @@ import (
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
-// hangs is a deployment whose first dry runs admission does not answer, in time.
-func hangs(t *testing.T, s *clustertest.Server, first int) (*cluster.Cluster, *executor.Task) {
-	t.Helper()
-	d := object(t, deployments, web)
+// dynamics is a client that knows every kind that is rolled, with these objects.
+func dynamics(objects ...runtime.Object) *dynamicfake.FakeDynamicClient {
 	lists := map[schema.GroupVersionResource]string{}
 	for _, k := range kinds {
 		for _, r := range k.resources {
 			lists[r] = k.name + "List"
 		}
 	}
-	client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, d.object)
+	return dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, objects...)
+}
+
+// hangs is a deployment whose first dry runs admission does not answer, in time.
+func hangs(t *testing.T, s *clustertest.Server, first int) (*cluster.Cluster, *executor.Task) {
+	t.Helper()
+	d := object(t, deployments, web)
+	client := dynamics(d.object)
 	client.PrependReactor("patch", "deployments", func(a ktesting.Action) (bool, runtime.Object, error) {
 		p := a.(ktesting.PatchActionImpl)
 		if len(p.PatchOptions.DryRun) == 0 {

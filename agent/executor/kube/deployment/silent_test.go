@@ -10,9 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -55,14 +53,8 @@ func TestServerThatHangs(t *testing.T) {
 					p.UID, p.Labels["app"] = types.UID(p.Name), "web"
 					pods = append(pods, p)
 				}
-				lists := map[schema.GroupVersionResource]string{}
-				for _, k := range kinds {
-					for _, r := range k.resources {
-						lists[r] = k.name + "List"
-					}
-				}
 				var s clustertest.Server
-				c := &cluster.Cluster{Client: fake.NewClientset(pods...), Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, d.object),
+				c := &cluster.Cluster{Client: fake.NewClientset(pods...), Dynamic: dynamics(d.object),
 					Now: time.Now, Pulse: s.Pulse()}
 				tk := rollTask()
 				tk.Assignment = &protocol.Assignment{Operation: by.Operation, Run: by.Run, Generation: by.Generation, TargetName: "deployment:llm/web", TargetUID: "d-1"}

@@ -12,10 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -222,14 +220,8 @@ func TestWaitTellsWhatIsNotReady(t *testing.T) {
 			p.Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(begun)
 		}))
 		p.UID, p.Labels["app"], p.CreationTimestamp = types.UID("p-1"), "web", metav1.NewTime(begun)
-		lists := map[schema.GroupVersionResource]string{}
-		for _, k := range kinds {
-			for _, r := range k.resources {
-				lists[r] = k.name + "List"
-			}
-		}
 		var s clustertest.Server
-		c := &cluster.Cluster{Client: fake.NewClientset([]runtime.Object{p}...), Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, d.object), Now: time.Now, Pulse: s.Pulse()}
+		c := &cluster.Cluster{Client: fake.NewClientset([]runtime.Object{p}...), Dynamic: dynamics(d.object), Now: time.Now, Pulse: s.Pulse()}
 		tk := rollTask()
 		tk.Assignment = &protocol.Assignment{Operation: by.Operation, Run: by.Run, Generation: by.Generation, TargetName: "deployment:llm/web", TargetUID: "d-1"}
 		var shown []string

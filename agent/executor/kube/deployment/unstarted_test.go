@@ -12,9 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -194,14 +192,8 @@ func TestStepsTellWhatNobodyStarts(t *testing.T) {
 					d = merged(t, d, []byte(`{"status":{"observedGeneration":9,"updatedReplicas":1,"readyReplicas":0,"availableReplicas":0}}`))
 					p := newPod("web-1", step == "undo", pending(begun, tt.how))
 					p.UID, p.Labels["app"], p.CreationTimestamp = types.UID("p-1"), "web", metav1.NewTime(begun)
-					lists := map[schema.GroupVersionResource]string{}
-					for _, k := range kinds {
-						for _, r := range k.resources {
-							lists[r] = k.name + "List"
-						}
-					}
 					var s clustertest.Server
-					c := &cluster.Cluster{Client: fake.NewClientset(append([]runtime.Object{p}, tt.objects...)...), Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, d.object), Now: time.Now, Pulse: s.Pulse()}
+					c := &cluster.Cluster{Client: fake.NewClientset(append([]runtime.Object{p}, tt.objects...)...), Dynamic: dynamics(d.object), Now: time.Now, Pulse: s.Pulse()}
 					tk := rollTask()
 					tk.Assignment = &protocol.Assignment{Operation: by.Operation, Run: by.Run, Generation: by.Generation, TargetName: "deployment:llm/web", TargetUID: "d-1"}
 					var shown, details []string

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -113,18 +112,8 @@ func (e *devices) glance(ctx context.Context, t *executor.Task, d target, verb s
 
 // over tells whether the Job has come to its end.
 func over(j *batchv1.Job) bool {
-	_, ended := endOf(j)
+	_, ended := cluster.JobEndOf(j)
 	return ended
-}
-
-// endOf tells when the Job came to its end.
-func endOf(j *batchv1.Job) (at time.Time, over bool) {
-	for _, c := range j.Status.Conditions {
-		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
-			return c.LastTransitionTime.Time, true
-		}
-	}
-	return time.Time{}, false
 }
 
 // quiet is the task of a probe: it shows nothing.
@@ -203,7 +192,7 @@ func neverBegun(t *executor.Task, resets []*batchv1.Job) bool {
 // ended, so that its answer holds. The API counts whole seconds.
 func tells(asked *batchv1.Job, resets []*batchv1.Job) bool {
 	return !slices.ContainsFunc(resets, func(r *batchv1.Job) bool {
-		end, over := endOf(r)
+		end, over := cluster.JobEndOf(r)
 		return !over || !asked.CreationTimestamp.After(end)
 	})
 }
