@@ -39,15 +39,19 @@ const sinceMost = 366 * 24 * time.Hour
 type obstacle struct{ code, resource, rule string }
 
 // stood is since when something stands in the way, and when it was seen no longer;
-// zero: it stands there now.
-type stood struct{ since, gone time.Time }
+// zero: it stands there now. said: the executor knows since when.
+type stood struct {
+	since, gone time.Time
+	said        bool
+}
 
 // obstacles are what has stood in a run's way lately. The zero value is ready.
 type obstacles map[obstacle]stood
 
 // now bounds and cleans what stands in the way at this time and says since when it
-// does: since the executor knows that it does, which may be before it was shown, and of
-// what is back after a moment, since it did at first.
+// does: since the executor knows that it does, and of what is back after a moment, since
+// it did at first. That may be before it was shown, or after: a preflight shows what is
+// yet to stand in the way.
 func (o *obstacles) now(at time.Time, blockers []protocol.Blocker) []protocol.Blocker {
 	if *o == nil {
 		*o = obstacles{}
@@ -67,8 +71,8 @@ func (o *obstacles) now(at time.Time, blockers []protocol.Blocker) []protocol.Bl
 		if !before {
 			s.since = at
 		}
-		if b.Since != nil && b.Since.Before(s.since) && at.Sub(*b.Since) <= sinceMost {
-			s.since = b.Since.UTC()
+		if said := b.Since; said != nil && !said.After(at) && at.Sub(*said) <= sinceMost && (!s.said || said.Before(s.since)) {
+			s.since, s.said = said.UTC(), true
 		}
 		s.gone = time.Time{}
 		(*o)[k] = s

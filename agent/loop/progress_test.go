@@ -55,8 +55,9 @@ func TestSinceOutlastsARetry(t *testing.T) {
 }
 
 // An executor that knows since when something stands in the way is believed, as the
-// blocker's own words name that time, but for what no clock can have seen.
-func TestSinceIsTheExecutorsIfEarlier(t *testing.T) {
+// blocker's own words name that time, but for what no clock can have seen. What a preflight
+// only foresaw, as a finalizer of a pod that is not told to stop yet, stood in no way then.
+func TestSinceIsTheExecutors(t *testing.T) {
 	t.Parallel()
 	shown := time.Date(2026, 3, 4, 8, 43, 34, 0, time.UTC)
 	const every = 10 * time.Second
@@ -70,6 +71,9 @@ func TestSinceIsTheExecutorsIfEarlier(t *testing.T) {
 		"later of the same trouble":   {[]time.Duration{-6 * time.Second, 4 * time.Second}, -6 * time.Second},
 		"no more":                     {[]time.Duration{-6 * time.Second, never}, -6 * time.Second},
 		"it is learned":               {[]time.Duration{never, -time.Minute}, -time.Minute},
+		"it was foreseen":             {[]time.Duration{never, 7 * time.Second}, 7 * time.Second},
+		"it was foreseen, and stays":  {[]time.Duration{never, 7 * time.Second, never, 28 * time.Second}, 7 * time.Second},
+		"foreseen, and ahead of us":   {[]time.Duration{never, 12 * time.Second}, 0},
 		"weeks ago":                   {[]time.Duration{-40 * 24 * time.Hour}, -40 * 24 * time.Hour},
 		"in the future":               {[]time.Duration{time.Hour}, 0},
 		"in the future, still":        {[]time.Duration{time.Hour, time.Hour}, 0},

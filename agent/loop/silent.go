@@ -51,6 +51,7 @@ func (r *run) stands(s *stepState, since time.Time, b protocol.Blocker) {
 	if r.shows(s, b.Code) {
 		return
 	}
+	b.Since = &since
 	r.progressed(s.Name, func(p *operation.Progress) {
 		p.Blockers = r.obstacles.now(since.UTC(), []protocol.Blocker{b})
 	})

@@ -83,11 +83,16 @@ func endedAt(p *corev1.Pod) (at time.Time) {
 	return at
 }
 
-// unremovedSince is since when a finalizer keeps a pod that was told to stop.
-func unremovedSince(p *corev1.Pod, rule string) time.Time {
-	since, at := askedAt(p), endedAt(p)
-	if removers[rule] != "" && (at.After(since) || isReleased(p) && !at.IsZero()) {
-		return at // a deletion without grace is one of later, as a rule by the kubelet that saw the end
+// unremovedSince is since when finalizers keep a pod that was told to stop: since it
+// stopped, as its kubelet did before. Of one whose end nobody saw it is the end of its
+// grace.
+func unremovedSince(p *corev1.Pod) time.Time {
+	since := askedAt(p)
+	switch at := endedAt(p); {
+	case at.After(since):
+		return at
+	case !isFinished(p):
+		return p.DeletionTimestamp.UTC()
 	}
 	return since
 }

@@ -59,18 +59,22 @@ func TestWhoKeepsPodsOfJobs(t *testing.T) {
 		"in its grace":                  {pod: []func(p *corev1.Pod){ago(5 * time.Second), endedAgo(time.Second)}, code: "terminating", since: 5 * time.Second},
 		"in its grace, and ended":       {pod: []func(p *corev1.Pod){ago(9 * time.Second), endedAgo(7 * time.Second)}, code: "finalizer", says: says + ", though it ended at ", since: 7 * time.Second},
 		"it ended just now":             {pod: []func(p *corev1.Pod){ago(9 * time.Second), endedAgo(time.Second), released(0)}, code: "stopping", since: 0},
-		"it was released long ago":      {pod: []func(p *corev1.Pod){ago(time.Minute), endedAgo(55 * time.Second), released(40 * time.Second)}, code: "finalizer", says: says, since: 55 * time.Second},
+		"it was released long ago":      {pod: []func(p *corev1.Pod){ago(time.Minute), endedAgo(55 * time.Second), released(40 * time.Second)}, code: "finalizer", says: says, since: 40 * time.Second},
+		"it was released at its end":    {pod: []func(p *corev1.Pod){endedAgo(55 * time.Second), released(time.Minute)}, code: "finalizer", says: says, since: 55 * time.Second},
+		"it ended, and was told then":   {pod: []func(p *corev1.Pod){endedAgo(time.Hour), released(time.Minute)}, code: "finalizer", says: says + ", though it ended at ", since: time.Minute},
+		"another one, and it ended":     {pod: []func(p *corev1.Pod){ago(9 * time.Second), endedAgo(3 * time.Second), withHold}, code: "finalizer", says: "its finalizer example.com/hold is not removed", since: 3 * time.Second},
+		"another one, and it runs on":   {pod: []func(p *corev1.Pod){ago(time.Minute), withHold}, code: "finalizer", says: "its finalizer example.com/hold is not removed", since: 50 * time.Second},
 		"released, and nobody tells":    {pod: []func(p *corev1.Pod){ago(time.Minute), released(2 * time.Second)}, code: "stopping", since: 2 * time.Second},
-		"it runs on":                    {pod: []func(p *corev1.Pod){ago(time.Minute)}, code: "stopping", says: "its kubelet has not said that it stopped", since: time.Minute},
+		"it runs on":                    {pod: []func(p *corev1.Pod){ago(time.Minute)}, code: "stopping", says: "its kubelet has not said that it stopped", since: 50 * time.Second},
 		"it has no grace":               {pod: []func(p *corev1.Pod){ago(time.Minute), released(50 * time.Second)}, code: "finalizer", says: says, since: 50 * time.Second},
 		"no grace, and nobody there":    {pod: []func(p *corev1.Pod){ago(time.Minute), released(50 * time.Second)}, node: []corev1.NodeCondition{unreachable}, code: "finalizer", says: says, since: 50 * time.Second},
 		"ended, but nobody there":       {pod: []func(p *corev1.Pod){ago(time.Minute), endedAgo(55 * time.Second)}, node: []corev1.NodeCondition{unreachable}, code: "node_unreachable", since: time.Minute},
-		"another finalizer has its say": {pod: []func(p *corev1.Pod){ago(time.Minute), endedAgo(55 * time.Second), func(p *corev1.Pod) { p.Finalizers = append(p.Finalizers, "example.com/hold") }}, code: "finalizer", says: "its finalizer example.com/hold is not removed, and " + says, since: time.Minute},
+		"another finalizer has its say": {pod: []func(p *corev1.Pod){ago(time.Minute), endedAgo(55 * time.Second), func(p *corev1.Pod) { p.Finalizers = append(p.Finalizers, "example.com/hold") }}, code: "finalizer", says: "its finalizer example.com/hold is not removed, and " + says, since: 55 * time.Second},
 	} {
 		pod := aPod("a", append([]func(p *corev1.Pod){tracked}, tt.pod...)...)
 		s := &session{node: theNode(true, tt.node...)}
 		code, rule, why := staying(s, &planned{pod: pod}, time.Now())
-		since := time.Since(*stayingSince(s, &planned{pod: pod}, code, rule))
+		since := time.Since(*stayingSince(s, &planned{pod: pod}, code))
 		if code != tt.code || !strings.Contains(why, tt.says) || (since-tt.since).Abs() > 2*time.Second {
 			t.Errorf("%s: %s, %s: %s, since %s", name, code, rule, why, since)
 		}
@@ -104,7 +108,7 @@ func TestDrainWithoutJobController(t *testing.T) {
 				if o.Class != operation.OutcomeWaiting || o.ErrorCode != "finalizer" || !strings.Contains(o.Detail, "waiting for pod ns/a: the Job controller") || !strings.Contains(o.ActionText, "controller manager") || o.ActionCode != operation.ActRestoreDependency {
 					t.Errorf("%+v", o)
 				}
-				if len(told) != 1 || told[0].Rule != batchv1.JobTrackingFinalizer || told[0].Since == nil || time.Since(*told[0].Since) != 65*time.Second ||
+				if len(told) != 1 || told[0].Rule != batchv1.JobTrackingFinalizer || told[0].Since == nil || time.Since(*told[0].Since) != 64*time.Second ||
 					strings.Contains(told[0].Detail, "outlasts") != (name == "force") {
 					t.Errorf("told %+v", told)
 				}

@@ -180,7 +180,7 @@ func (d *drive) lookStopping(l *look, p *planned, force bool, left time.Duration
 	// passed it on.
 	if unheard := l.away && code == "stopping"; !unheard && (d.gone || l.pending) {
 		h := l.hold(code, "pod/"+p.name, rule, fmt.Sprintf("pod %s: %s", p.name, why), p)
-		h.since, h.act = stayingSince(d.s, p, code, rule), toRemove(rule)
+		h.since, h.act = stayingSince(d.s, p, code), toRemove(rule)
 		if u := &p.unheard; u.stage > 0 && u.tries > 0 {
 			h.why += fmt.Sprintf(", and %s: %s", u, mayHang)
 		}
@@ -243,12 +243,18 @@ func staying(s *session, p *planned, now time.Time) (code, rule, why string) {
 }
 
 // stayingSince is since when what keeps a pod does that was told to stop, as the cluster
-// itself tells: it is the same whoever holds the lease.
-func stayingSince(s *session, p *planned, code, rule string) *time.Time {
-	if code == "node_unreachable" || code == "node_not_ready" {
+// itself tells: it is the same whoever holds the lease. What kept it before that is no
+// matter of it.
+func stayingSince(s *session, p *planned, code string) *time.Time {
+	at := askedAt(p.pod)
+	switch code {
+	case "node_unreachable", "node_not_ready":
 		return readySince(s.node)
+	case "finalizer":
+		at = unremovedSince(p.pod)
+	case "stopping": // its grace is over
+		at = p.pod.DeletionTimestamp.UTC()
 	}
-	at := unremovedSince(p.pod, rule)
 	return &at
 }
 

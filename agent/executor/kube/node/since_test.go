@@ -18,7 +18,8 @@ import (
 )
 
 // Since when a pod that was told to stop stands in the way the cluster tells, to
-// whoever takes the drain over: since that, or since its node went away.
+// whoever takes the drain over: since that, since its grace was over, or since its node
+// went away.
 func TestSinceWhenPodsStay(t *testing.T) {
 	t.Parallel()
 	unreachable := func(at time.Time) corev1.NodeCondition {
@@ -32,8 +33,8 @@ func TestSinceWhenPodsStay(t *testing.T) {
 		want time.Duration
 	}{
 		"in its grace":          {4 * time.Second, false, 0, "terminating", 4 * time.Second},
-		"past its grace":        {time.Minute, false, 0, "stopping", time.Minute},
-		"with a finalizer":      {time.Minute, true, 0, "finalizer", time.Minute},
+		"past its grace":        {time.Minute, false, 0, "stopping", 50 * time.Second},
+		"with a finalizer":      {time.Minute, true, 0, "finalizer", 50 * time.Second},
 		"on a node that is off": {time.Minute, false, 20 * time.Second, "node_unreachable", 20 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
