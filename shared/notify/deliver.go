@@ -145,7 +145,8 @@ func (s *Service) round(ctx context.Context, h *held) (then, error) {
 		h.asks.only(r.endpoints())
 		h.asks.forget() // all that waits is made due
 		h.asks.doubts = &doubts{}
-		h.lane.Revision, h.lane.Holds, h.lane.Hasten = r.Revision, nil, hasten{Began: now}
+		h.lane.Revision, h.lane.Holds, h.lane.Apart, h.lane.Hasten = r.Revision, nil, time.Time{}, hasten{Began: now}
+		h.tookAt(time.Time{})
 		return then{}, nil // the lease may be another
 	}
 	if err := s.goOn(ctx, h, r); err != nil {

@@ -72,6 +72,9 @@ type Delivery struct {
 	Early int `json:"early,omitempty"`
 	// Paced are those of them by which nothing is known of the message (answer.paces).
 	Paced int `json:"paced,omitempty"`
+	// Beside are those of them, but for the first, since the one before which the webhook took
+	// another message (apart).
+	Beside int `json:"beside,omitempty"`
 	// Planned is when a webhook's was to be sent that is due since the receiver was changed.
 	Planned    time.Time `json:"planned,omitzero"`
 	LastAt     time.Time `json:"last_at,omitzero"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -27,13 +28,14 @@ type landing struct {
 }
 
 // flights are the messages to a webhook that are not answered yet. They are one goroutine's;
-// only landings is written to by others.
+// others write to landings alone, and read took.
 type flights struct {
 	out      map[string]*inFlight // by id
 	landings inbox[landing]
 	revision int64 // of the receiver that they go to
-	// taken counts the messages that were.
+	// taken counts the messages that were, and took is when the last was (Unix milliseconds).
 	taken int
+	took  atomic.Int64
 	// answers are those that are not judged yet.
 	answers []answer
 	// err is why what came of some is not kept.
@@ -63,6 +65,20 @@ func (f *flights) suspects() (n int) {
 		}
 	}
 	return n
+}
+
+// apart is how many more may be sent of those that have a pace of their own.
+func (f *flights) apart(l *lane, now time.Time) int {
+	if isAhead(l.Apart, now) {
+		return 0
+	}
+	n := probeRound
+	for _, x := range f.out {
+		if x.d.apart() {
+			n--
+		}
+	}
+	return max(0, n)
 }
 
 // of tells whether one of an alert is out.
@@ -135,6 +151,7 @@ func (s *Service) begin(ctx context.Context, f *flights, r *target, d *Delivery)
 			f.landings.c <- landing{inFlight: x, cut: true}
 			return
 		}
+		a.beside = d.Paced > 0 && f.took.Load() >= d.LastAt.UnixMilli()
 		f.landings.c <- landing{inFlight: x, answer: a, err: unlessOther(s.settle(ctx, r, d, a), d)}
 	}()
 }
@@ -155,7 +172,7 @@ func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err
 		if x.answer.refuses() && x.d.LastError == "" {
 			refused = append(refused, x.d)
 		}
-		f.note(&x, held)
+		h.note(&x, held, s.now())
 	}
 	if len(refused) > 0 {
 		s.Logger.WarnContext(ctx, "a receiver refuses messages", "receiver", r.Name, "id", r.ID, "messages", len(refused), "first", refused[0].ID)
@@ -174,18 +191,37 @@ func (s *Service) land(ctx context.Context, h *held, r *target) (waits bool, err
 }
 
 // note notes an answer. One that failed says nothing of the webhook when that took another
-// since it was sent that, or has a pause already.
-func (f *flights) note(x *landing, held bool) {
-	took := x.answer.taken()
-	if held && !took && x.answer.pause == 0 {
-		return
-	}
-	if took {
+// since it was sent that, or has a pause already; neither does the pace of one that has a pace
+// of its own.
+func (h *held) note(x *landing, held bool, now time.Time) {
+	f := h.flights
+	switch {
+	case x.answer.taken():
 		f.taken++
 		f.line.taken(x.d.ID)
+		h.tookAt(now)
+	case x.answer.paces() && x.d.apart():
+		until := now.Add(max(enoughHold, min(x.answer.pause, maxHold)))
+		if isAhead(h.lane.Apart, now) { // the longer pause may be that of one message
+			until = sooner(until, h.lane.Apart)
+		}
+		h.lane.Apart, h.news = until, true
+		return
+	case held && x.answer.pause == 0:
+		return
 	}
 	x.answer.others = f.taken > x.taken
 	f.answers = append(f.answers, x.answer)
+}
+
+// tookAt notes when a webhook took a message. It asks not all for a pause then, nor all of those
+// that have a pace of their own, for longer than of one that has enough.
+func (h *held) tookAt(at time.Time) {
+	h.flights.took.Store(at.UnixMilli())
+	h.lane.Took = at
+	if soon := at.Add(enoughHold); h.lane.Apart.After(soon) {
+		h.lane.Apart = soon
+	}
 }
 
 // judge has what was answered decide whether the webhook is given a pause (noteAnswers): at once

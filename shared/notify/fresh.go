@@ -40,14 +40,17 @@ type pointed struct {
 	// never tried.
 	Rule string `json:"rule,omitempty"`
 	Made int64  `json:"made,omitempty"`
-	// Paced: it was answered with the pace alone (untried).
+	// Paced: it was answered with the pace alone (untried), and Apart: so often that the pace is
+	// its own (Delivery.apart).
 	Paced bool `json:"paced,omitempty"`
+	Apart bool `json:"apart,omitempty"`
 }
 
 func pointedAt(d *Delivery) (p pointed) {
 	if d.Push == nil && d.untried() {
 		p.New, p.After, p.Rule, p.Made, p.Paced = d.First, d.After, d.Rule, d.CreatedAt.UnixMilli(), d.Paced > 0
 	}
+	p.Apart = d.Push == nil && d.apart()
 	return p
 }
 
@@ -58,3 +61,13 @@ func (a *answer) paces() bool { return a.status == http.StatusTooManyRequests ||
 // untried tells whether nothing is known of a webhook's message: it was never tried, or but
 // for the pace (paces) it might have been taken.
 func (d *Delivery) untried() bool { return d.Tries == d.Paced }
+
+// besideMost is how often a webhook takes others between two of the times that it answers a
+// message with its pace, until that is the message's own.
+const besideMost = 2
+
+// apart tells whether what a webhook answers a message about the pace says nothing of others: it
+// answered so again and again, and took others meanwhile. So it is with one that it never takes,
+// which is not to keep back others each time it is tried, and with those that wait while it takes
+// a few at a time: they have a pause together, and are tried a few at a time (lane.Apart).
+func (d *Delivery) apart() bool { return d.Beside >= besideMost }

@@ -23,6 +23,10 @@ type lane struct {
 	Revision int64 `json:"revision,omitempty"`
 	// Holds has the endpoints that fail, or asked for a pause, by URL.
 	Holds map[string]hold `json:"holds,omitempty"`
+	// Took is when a webhook took a message last, and Apart until when it is sent none of those
+	// whose pace is their own (Delivery.apart).
+	Took  time.Time `json:"took,omitzero"`
+	Apart time.Time `json:"apart,omitzero"`
 	// Hasten says how far what waits was made due since the receiver was changed, or since
 	// nobody waits any more for what Alertmanagers were asked.
 	Hasten hasten `json:"hasten,omitzero"`
@@ -130,6 +134,7 @@ func (s *Service) take(ctx context.Context, receiver, holder string, lease time.
 	}
 	l.Holder = holder
 	h := &held{receiver: receiver, lane: l, version: it.Version, due: it.Due, lease: lease, asks: newAsks(), flights: newFlights()}
+	h.flights.took.Store(l.Took.UnixMilli())
 	err = s.keep(ctx, h)
 	if errors.Is(err, ledger.ErrConflict) {
 		return nil, nil // whoever it was made it due, or holds it

@@ -28,6 +28,7 @@ type line struct {
 	read  time.Time
 	fresh []pointer // that were never sent and overtake none of their alert that is due
 	paced []pointer // that were answered with the pace alone, by when they were due
+	apart []pointer // likewise, and it is their own
 	rest  []pointer
 	later []ledger.Item // what is due next, or was put there by a clock that was ahead
 	// left are those that wait for another of their alert, by that.
@@ -71,23 +72,25 @@ func (s *Service) readLine(ctx context.Context, f *flights, r *target, now time.
 		return err
 	}
 	l := &f.line
-	l.read, l.fresh, l.paced, l.rest, l.later, l.left, l.before = time.Now(), nil, nil, nil, nil, map[string][]pointer{}, map[string]ledger.Item{}
+	l.read, l.fresh, l.paced, l.apart, l.rest, l.later, l.left, l.before = time.Now(), nil, nil, nil, nil, nil, map[string][]pointer{}, map[string]ledger.Item{}
 	later, due := record.PendingKey(r.ID, now.Add(time.Millisecond), 0, "").SK, map[string]bool{}
-	for _, it := range items {
-		due[record.PendingOf(it.Key)] = it.Key.SK < later
-	}
-	rules := map[string]atRule{}
-	for _, it := range items {
-		p := pointer{Item: it}
+	all, rules := make([]pointer, len(items)), map[string]atRule{}
+	for i, it := range items {
+		all[i].Item = it
 		if is, err := record.Decode[pointed](it); err == nil { // else it goes by its time
-			p.pointed = is
+			all[i].pointed = is
 		}
-		switch {
+		due[record.PendingOf(it.Key)] = it.Key.SK < later && !all[i].Apart
+	}
+	for _, p := range all {
+		switch it := p.Item; {
 		case f.out[record.PendingOf(it.Key)] != nil:
 		case it.Key.SK >= later:
 			l.later = append(l.later, it)
 		case due[p.After] || f.out[p.After] != nil:
 			l.left[p.After] = append(l.left[p.After], p)
+		case p.Apart:
+			l.apart = append(l.apart, p)
 		case p.Paced:
 			l.paced = append(l.paced, p)
 		case p.New || p.After != "":
@@ -130,14 +133,14 @@ func (s *Service) choose(ctx context.Context, h *held, r *target, most int, now 
 		return nil, next, nil
 	}
 	f := h.flights
-	l := &f.line
+	l, apart := &f.line, f.apart(&h.lane, now)
 	var items []ledger.Item
 	if time.Since(l.read) < lookAgain {
-		items, err = s.pick(ctx, f, r, most)
+		items, err = s.pick(ctx, f, r, most, apart)
 	}
 	if len(items) == 0 && err == nil {
 		if err = s.readLine(ctx, f, r, now); err == nil {
-			items, err = s.pick(ctx, f, r, most)
+			items, err = s.pick(ctx, f, r, most, apart)
 		}
 	}
 	if err != nil {
@@ -145,6 +148,9 @@ func (s *Service) choose(ctx context.Context, h *held, r *target, most int, now 
 	}
 	if len(l.left) > 0 {
 		next = now.Add(lookAgain)
+	}
+	if len(l.apart) > 0 && apart == 0 {
+		next = sooner(next, h.lane.Apart)
 	}
 	if len(items) == 0 {
 		items = l.later
@@ -154,13 +160,15 @@ func (s *Service) choose(ctx context.Context, h *held, r *target, most int, now 
 	return due[:min(len(due), most)], sooner(next, at), err
 }
 
-// pick takes out of the line what is sent next, so many at most.
-func (s *Service) pick(ctx context.Context, f *flights, r *target, most int) (out []ledger.Item, err error) {
+// pick takes out of the line what is sent next, so many at most, and so many of those whose pace
+// is their own.
+func (s *Service) pick(ctx context.Context, f *flights, r *target, most, apart int) (out []ledger.Item, err error) {
 	l := &f.line
 	l.picks++
 	few := max(0, perHost/2-f.suspects())
 	room, reserved := most-min(few, len(l.rest), (most+l.picks%2)/2), 0
-	if l.since >= pacedEach && len(l.paced) > 0 {
+	paced := slices.Concat(l.paced, l.apart[:min(apart, len(l.apart))])
+	if l.since >= pacedEach && len(paced) > 0 {
 		reserved = min(1, room)
 	}
 	news, err := s.pickFresh(ctx, l, r, room-reserved)
@@ -168,8 +176,9 @@ func (s *Service) pick(ctx context.Context, f *flights, r *target, most int) (ou
 		return nil, err
 	}
 	l.since += len(news)
-	if n := min(len(l.paced), room-len(news)); n > 0 {
-		news, l.paced, l.since = append(news, l.paced[:n]...), l.paced[n:], 0
+	if n := min(len(paced), room-len(news)); n > 0 {
+		of := min(n, len(l.paced))
+		news, l.paced, l.apart, l.since = append(news, paced[:n]...), l.paced[of:], l.apart[n-of:], 0
 	}
 	n := min(few, len(l.rest), most-len(news))
 	for _, p := range slices.Concat(l.rest[:n], news) {
@@ -195,7 +204,7 @@ func (s *Service) pickFresh(ctx context.Context, l *line, r *target, most int) (
 		switch {
 		case p.After == "" || err != nil || !before.open():
 			out = append(out, p)
-		case before.untried():
+		case before.untried() && !before.apart():
 			l.left[p.After] = append(l.left[p.After], p)
 		default:
 			l.rest = append(l.rest, p)

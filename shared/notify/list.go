@@ -73,7 +73,7 @@ func (s *Service) Redeliver(ctx context.Context, call admission.Call, ref, deliv
 			d.State, d.DoneAt = Pending, time.Time{}
 		}
 		d.Next, d.Tries, d.RedeliveredAt = now, 0, now
-		d.Early, d.Paced, d.Planned = 0, 0, time.Time{}
+		d.Early, d.Paced, d.Beside, d.Planned = 0, 0, 0, time.Time{}
 		d.Redeliver++
 		writes := append(moved(&was, &d), wake...)
 		d.version++

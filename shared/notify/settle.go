@@ -23,6 +23,7 @@ type answer struct {
 	gone   bool          // 410
 	late   bool          // there was none in time
 	others bool          // a webhook took another message since it was sent this one
+	beside bool          // or since it answered this one with its pace
 	body   string        // its beginning
 	// The rest is of one of several Alertmanagers. at is where it is among them, until when
 	// nothing is sent there, notAsked that nothing was for that, and cut that it is not
@@ -54,7 +55,7 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 	now := s.now()
 	n := *d
 	if !d.failed() {
-		n.Tries, n.Early, n.Paced = 0, 0, 0 // none, or an Alertmanager's that was taken and is told again
+		n.Tries, n.Early, n.Paced, n.Beside = 0, 0, 0, 0 // none, or an Alertmanager's that was taken and is told again
 	}
 	if n.LastStatus, n.LastError = a.status, a.err; !a.notAsked {
 		n.Tries++
@@ -65,7 +66,9 @@ func (s *Service) settle(ctx context.Context, r *target, d *Delivery, a answer) 
 		n.Early++
 	}
 	if paced {
-		n.Paced++
+		if n.Paced++; a.beside {
+			n.Beside++
+		}
 	} else {
 		n.Planned = time.Time{}
 	}
