@@ -226,3 +226,42 @@ func TestCutOffKeepsTheCause(t *testing.T) {
 		})
 	}
 }
+
+// TestFailedCleanupOutlastsTheDeadline: a cleanup that failed under an earlier lease has
+// failed, whatever the deadline left no time for; and is tried once more where there is
+// time.
+func TestFailedCleanupOutlastsTheDeadline(t *testing.T) {
+	for name, tc := range map[string]struct {
+		left, probes time.Duration
+		want         operation.Cleanup
+	}{
+		"no time is left": {8 * time.Second, 9 * time.Second, operation.Cleanup{State: operation.CleanupFailed, Detail: "restore: no such right"}},
+		"there is time":   {time.Minute, time.Second, operation.Cleanup{State: operation.CleanupDone}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bench) {
+				b.exec.execute["evict"] = func(context.Context, *executor.Task) executor.Outcome {
+					return executor.Permanent("pdb_blocked", "a budget")
+				}
+				b.exec.execute["restore"] = func(_ context.Context, task *executor.Task) executor.Outcome {
+					if task.Assignment.Generation == 1 {
+						time.Sleep(time.Until(task.Assignment.Deadline) - tc.left)
+						return executor.Permanent(codeForbidden, "no such right")
+					}
+					return executor.Done("lifted")
+				}
+				b.exec.probe["confirm"] = func(*executor.Task) executor.Finding {
+					time.Sleep(tc.probes)
+					return executor.ToRun("not yet")
+				}
+				b.cfg.Executor = &lostAtItsEnd{b.exec, b}
+				b.start()
+				op := b.plane.submit("failed", 2*time.Minute, drainPlan()...)
+				s := b.plane.ended(t, op, 2*time.Minute+time.Second)
+				if s.Phase != operation.Failed || s.Generation != 2 || s.Result.Cause.ErrorCode != "pdb_blocked" || s.Result.Cleanup != tc.want {
+					t.Errorf("ended %s, generation %d, cause %+v, cleanup %+v", s.Phase, s.Generation, s.Result.Cause, s.Result.Cleanup)
+				}
+			})
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -44,10 +45,7 @@ func (r *run) conclude(held, work context.Context, e end) *protocol.Final {
 				r.close(s, operation.StepUnknown, executor.Outcome{Class: operation.OutcomeAmbiguous, ErrorCode: codeDeadline, Detail: "no time was left to probe it"})
 			}
 		}
-		f.Cleanup = r.cleaned()
-		if r.needsCleanup() {
-			f.Cleanup = &operation.Cleanup{State: operation.CleanupAbandoned, Detail: "the deadline has passed"}
-		}
+		f.Cleanup = r.cleanedInTime()
 		if s := r.failedFirst(e); s != nil { // the first cause stands, whichever lease met it
 			e = end{outcome: protocol.FinalFailed, step: s, out: failedBefore(s)}
 			f.Outcome = e.outcome
@@ -202,17 +200,18 @@ func texts(in []string) []string {
 }
 
 // needsCleanup tells whether there is cleanup to do: nothing was touched before
-// the first step with an effect.
+// the first step with an effect. What failed under an earlier lease is tried once more.
 func (r *run) needsCleanup() bool {
-	touched, has := false, false
-	for _, s := range r.steps {
-		if s.Cleanup {
-			has = has || s.Phase != operation.StepSucceeded && s.Phase != operation.StepSkipped
-		} else if s.Effect && s.begun && s.Phase != operation.StepSkipped {
-			touched = true
-		}
-	}
-	return touched && has
+	return r.touched() && slices.ContainsFunc(r.steps, func(s *stepState) bool {
+		return s.Cleanup && s.Phase != operation.StepSucceeded && s.Phase != operation.StepSkipped
+	})
+}
+
+// touched tells whether there is something that cleanup steps may have to clean up.
+func (r *run) touched() bool {
+	return slices.ContainsFunc(r.steps, func(s *stepState) bool {
+		return !s.Cleanup && s.Effect && s.begun && s.Phase != operation.StepSkipped
+	})
 }
 
 // cleanUp runs the cleanup steps, all of them, whatever one comes to. It returns
@@ -227,6 +226,9 @@ func (r *run) cleanUp(ctx context.Context) (*operation.Cleanup, *end) {
 			continue
 		}
 		e := r.interrupted(ctx, false)
+		if e != nil && e.outcome == protocol.FinalTimedOut {
+			return r.cleanedInTime(), e
+		}
 		if e == nil {
 			e = r.step(ctx, s, false)
 		}
@@ -254,13 +256,26 @@ func (r *run) cleaned() *operation.Cleanup {
 	c := &operation.Cleanup{State: operation.CleanupNone}
 	for _, s := range r.steps {
 		switch {
-		case s.Cleanup && s.Phase == operation.StepSucceeded:
-			return &operation.Cleanup{State: operation.CleanupDone}
-		case s.nothing:
+		case !s.Cleanup:
+		case s.Phase == operation.StepFailed:
+			return &operation.Cleanup{State: operation.CleanupFailed, Detail: detail(s.Name + ": " + cmp.Or(s.said, s.Detail))}
+		case s.Phase == operation.StepSucceeded:
+			c = &operation.Cleanup{State: operation.CleanupDone}
+		case s.nothing && c.State == operation.CleanupNone:
 			c.Detail = detail(s.Name + ": " + s.said)
 		}
 	}
 	return c
+}
+
+// cleanedInTime is the same once the deadline has passed: what is not over is left as it
+// is, and what failed before has failed.
+func (r *run) cleanedInTime() *operation.Cleanup {
+	due := func(s *stepState) bool { return s.Cleanup && !s.Phase.Settled() }
+	if r.touched() && slices.ContainsFunc(r.steps, due) {
+		return &operation.Cleanup{State: operation.CleanupAbandoned, Detail: "the deadline has passed"}
+	}
+	return r.cleaned()
 }
 
 // finish tells the end until the plane has it, or keeps it when the lease is
