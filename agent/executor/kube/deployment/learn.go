@@ -2,6 +2,7 @@ package deployment
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -22,8 +23,33 @@ const maxLearned = 1_000
 // something of. Whoever takes the lease over goes by the object's generation: see
 // unchanged. The zero value is ready.
 type learned struct {
-	mu sync.Mutex
-	of map[string]record
+	mu    sync.Mutex
+	of    map[string]record
+	order []string // its keys, the one that was learned first before the others
+}
+
+// keep keeps a record, and drops the oldest where there are too many.
+func (l *learned) keep(run string, rec record) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.of == nil {
+		l.of = map[string]record{}
+	}
+	if _, known := l.of[run]; !known {
+		if l.order = append(l.order, run); len(l.order) > maxLearned {
+			delete(l.of, l.order[0])
+			l.order = slices.Delete(l.order, 0, 1)
+		}
+	}
+	l.of[run] = rec
+}
+
+// last is what was learned of a run last.
+func (l *learned) last(run string) (rec record, known bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	rec, known = l.of[run]
+	return rec, known
 }
 
 func learnedKey(m cluster.Mark) string { return fmt.Sprintf("%s/%d", m.Operation, m.Run) }
@@ -55,12 +81,7 @@ func (r *roller) learn(t *executor.Task, d *rollout, patch []byte, made *unstruc
 	if len(rec.Other) > 0 {
 		t.Note("admission", fmt.Sprintf("%s: admission changed %s beside what was asked for", d.name(), strings.Join(rec.Other, ", ")))
 	}
-	r.learned.mu.Lock()
-	defer r.learned.mu.Unlock()
-	if r.learned.of == nil || len(r.learned.of) >= maxLearned {
-		r.learned.of = map[string]record{}
-	}
-	r.learned.of[learnedKey(after.mark)] = rec
+	r.learned.keep(learnedKey(after.mark), rec)
 }
 
 // read reads an object, with what this agent knows of it beyond what it says.
@@ -69,10 +90,7 @@ func (r *roller) read(k *kind, resource schema.GroupVersionResource, u *unstruct
 	if err != nil || d.record == nil {
 		return d, err
 	}
-	r.learned.mu.Lock()
-	rec, known := r.learned.of[learnedKey(d.mark)]
-	r.learned.mu.Unlock()
-	if known && rec.At.Equal(d.record.At) && rec.Undone == d.record.Undone {
+	if rec, known := r.learned.last(learnedKey(d.mark)); known && rec.At.Equal(d.record.At) && rec.Undone == d.record.Undone {
 		d.record = &rec
 	}
 	return d, nil

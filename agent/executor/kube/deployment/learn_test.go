@@ -1,6 +1,7 @@
 package deployment
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -132,5 +133,34 @@ func TestChangeThatNobodyCanRehearse(t *testing.T) {
 	tk := shortFence(rollTask())
 	if o := Roll(c).Steps["restart"].Execute(within(t, 20*time.Second), tk); o.Class != operation.OutcomeDone {
 		t.Errorf("%+v", o)
+	}
+}
+
+// TestLearnedOfTheLatestRuns: where there are too many runs the oldest is forgotten, and no
+// other: the present one goes by what it learned.
+func TestLearnedOfTheLatestRuns(t *testing.T) {
+	t.Parallel()
+	var l learned
+	run := func(i int) string { return fmt.Sprintf("op_%d/1", i) }
+	for i := range maxLearned {
+		l.keep(run(i), record{Template: "restarted"})
+	}
+	l.keep(run(1), record{Undone: true}) // once more, of one that is known
+	for i := range 2 {
+		if _, known := l.last(run(i)); !known {
+			t.Errorf("%s is forgotten for one that was known", run(i))
+		}
+	}
+	l.keep(run(maxLearned), record{})
+	if _, known := l.last(run(0)); known {
+		t.Error("the oldest is kept")
+	}
+	for i := 1; i <= maxLearned; i++ {
+		if rec, known := l.last(run(i)); !known || rec.Undone != (i == 1) {
+			t.Fatalf("%s: %+v, %t", run(i), rec, known)
+		}
+	}
+	if len(l.of) != maxLearned || len(l.order) != maxLearned {
+		t.Errorf("%d records are kept, and %d keys", len(l.of), len(l.order))
 	}
 }
