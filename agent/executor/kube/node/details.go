@@ -233,6 +233,8 @@ func (p *planned) deletedBy() string {
 		return ""
 	case p.earlier:
 		return "whether the drain evicted it is not known: an earlier lease planned it"
+	case p.wasForced() != "":
+		return "somebody else had told it to stop before"
 	}
 	return "deleted by somebody else"
 }
@@ -256,7 +258,7 @@ func (d *details) bookDeleted(o *podOutcome, p *planned) {
 // unseen tells whether the pod, which is gone, went without its kubelet's word.
 // abrupt: the drain asks for that.
 func (p *planned) unseen(abrupt bool) bool {
-	return p.taken && p.noGrace || p.forced != "" && p.stage == withoutGrace || p.pod == nil && abrupt
+	return p.noGrace && (p.taken || p.wasForced() != "") || p.forced != "" && p.stage == withoutGrace || p.pod == nil && abrupt
 }
 
 // lost books a pod whose node is gone: what this lease saw is all there is.
@@ -267,13 +269,13 @@ func (d *details) lost(p *planned, abrupt bool) {
 	o := p.told()
 	o.Outcome = outcomeUnknown
 	d.Counts.Planned++
-	switch {
-	case p.isGone && p.forced != "":
-		o.Outcome, o.Forced = outcomeForced, true
-		d.Counts.Forced++
-		d.Counts.Gone++
+	switch forced := p.wasForced(); {
 	case p.isGone:
-		o.Outcome = outcomeGone
+		o.Outcome, o.Detail = outcomeGone, forced
+		if forced != "" {
+			o.Outcome, o.Forced = outcomeForced, true
+			d.Counts.Forced++
+		}
 		d.Counts.Gone++
 		d.bookDeleted(&o, p)
 	default:
@@ -286,7 +288,9 @@ func (d *details) lost(p *planned, abrupt bool) {
 func (d *details) add(p *planned, now *corev1.Pod, r *reading, abrupt bool) {
 	o := p.told()
 	// A pod that was told to go past a rule and is still there was not removed.
-	o.Forced = p.forced != "" && now == nil
+	if forced := p.wasForced(); now == nil && forced != "" {
+		o.Forced, o.Detail = true, forced
+	}
 	over := now != nil && hasFinished(now) || now == nil && p.finished
 	o.unseen = now == nil && !over && p.unseen(abrupt)
 	if !over {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/follow"
@@ -69,6 +71,7 @@ type result struct {
 	// finished: the pod had run to its end when the call was made. The watch may show
 	// it going, and so not finished any more, before the answer is there.
 	finished bool
+	until    *metav1.Time // as the call has it
 	reply    cluster.Reply
 	stop     *executor.Outcome
 	found    *looked
@@ -195,6 +198,9 @@ func (d *drive) start(ctx context.Context, l *look) {
 		d.inFlight++
 		p.inFlight = true
 		k := call{p: p, uid: p.uid, stage: l.force[p], lost: p.lost, finished: p.finished}
+		if p.terminating() {
+			k.until = p.pod.DeletionTimestamp
+		}
 		if d.isPatient(p, k.stage) {
 			k.within = d.patience(k.stage)
 		}
@@ -213,7 +219,7 @@ func (d *drive) start(ctx context.Context, l *look) {
 
 // issue makes one call. It runs beside the others.
 func (d *drive) issue(ctx context.Context, k call) {
-	r := result{p: k.p, stage: k.stage, grace: k.grace, finished: k.finished}
+	r := result{p: k.p, stage: k.stage, grace: k.grace, finished: k.finished, until: k.until}
 	defer func() { d.results <- r }()
 	if k.lost { // what became of the last call comes first
 		r.found = d.lookAt(ctx, k)
@@ -268,7 +274,7 @@ func (d *drive) take(r result) {
 		return
 	}
 	if r.reply.MayHaveLanded { // the pod is read before anything is repeated
-		p.lost, p.unsure = true, true
+		d.noAnswer(p, r)
 	}
 	if r.grace == 0 && !r.finished && (r.reply.MayHaveLanded || r.stop == nil && r.reply.Category == cluster.OK) {
 		p.noGrace = true

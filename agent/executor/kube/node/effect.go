@@ -1,8 +1,11 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // codeNoEffect is of a pod that is not told to stop although the API server accepted
@@ -38,8 +41,8 @@ func (d *drive) accepted(p *planned, r result, now time.Time) {
 	if r.stage > 0 {
 		p.vain = vain{}
 	}
-	if v := &p.vain; v.times == 0 {
-		p.tries, p.refusal, p.taken, v.since = 0, nil, true, now
+	if v := &p.vain; v.times == 0 { // one that was told to stop before was told by whoever did
+		p.tries, p.refusal, p.taken, v.since = 0, nil, p.taken || r.until == nil, now
 		if r.stage == 0 { // finer than the deletionTimestamp's seconds
 			p.evicted = now
 		}
@@ -72,17 +75,58 @@ func (p *planned) withoutEffect(now time.Time) {
 
 // noteForced notes a pod that was removed against a rule.
 func (d *drive) noteForced(p *planned, r result) {
-	switch {
-	case r.stage > 0:
-		p.stage = r.stage
-		p.forced = d.why(p)
-		d.sayForced(p)
-		d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
-	case p.verdict.unmanaged && !r.finished && p.forced == "":
-		p.forced = "evicted, because the drain has force: true; it has no controller, so nothing starts it again"
-		if !p.noted {
-			p.noted = true
-			d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
-		}
+	if why := d.past(p, r); why != "" {
+		d.force(p, r.stage, why)
 	}
 }
+
+// past says past what rule a call removes a pod; empty: past none, or it is noted.
+func (d *drive) past(p *planned, r result) string {
+	switch {
+	case r.stage > 0:
+		return d.why(p, r.stage)
+	case p.verdict.unmanaged && !r.finished && p.forced == "":
+		return "evicted, because the drain has force: true; it has no controller, so nothing starts it again"
+	}
+	return ""
+}
+
+func (d *drive) force(p *planned, stage int, why string) {
+	p.stage, p.forced, p.open = max(p.stage, stage), why, forcing{}
+	if stage > 0 {
+		d.sayForced(p)
+	}
+	if stage > 0 || !p.noted {
+		p.noted = true
+		d.t.Note("forced", fmt.Sprintf("pod %s (%s): %s", p.name, p.uid, p.forced))
+	}
+}
+
+// forcing is a call that removes a pod past a rule and whose answer was lost. The zero
+// value: there is none.
+type forcing struct {
+	stage int
+	why   string
+	until *metav1.Time // when the pod's grace ended before it; nil: it was not told to stop
+}
+
+// noAnswer books a call that may have been done. One about a pod that was told to stop
+// before told it nothing but past what rule.
+func (d *drive) noAnswer(p *planned, r result) {
+	p.lost, p.unsure = true, p.unsure || r.until == nil
+	if why := d.past(p, r); why != "" {
+		p.open = forcing{r.stage, why + "; the answer to that was lost", r.until}
+	}
+}
+
+// noteOpen notes what such a call did to a pod that is still there, if that is told to
+// stop by now, or to stop sooner.
+func (d *drive) noteOpen(p *planned) {
+	if f := p.open; f.why != "" && p.terminating() && !f.until.Equal(p.pod.DeletionTimestamp) {
+		d.force(p, f.stage, f.why)
+	}
+}
+
+// wasForced says past what rule a pod was removed that is gone, or may have been, as it
+// went after it was asked for; empty: past none.
+func (p *planned) wasForced() string { return cmp.Or(p.open.why, p.forced) }

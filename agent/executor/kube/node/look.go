@@ -208,6 +208,7 @@ func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 					p.accepted, p.not = false, time.Time{}
 				}
 				p.taken, p.lost = p.taken || p.unsure, false
+				d.noteOpen(p)
 				if p.evicted.IsZero() {
 					p.evicted = askedAt(pod)
 				}
@@ -221,7 +222,7 @@ func (d *drive) lookPods(ctx context.Context, l *look) *executor.Outcome {
 		l.total++
 		if p.isGone || p.finished {
 			l.gone++
-			if p.forced != "" {
+			if p.wasForced() != "" {
 				l.forced++
 			}
 			continue

@@ -23,6 +23,7 @@ type call struct {
 	stage           int
 	grace           int64 // seconds: what a deletion names, and what an eviction comes to
 	lost, finished  bool
+	until           *metav1.Time  // when its grace ends, of one that was told to stop before the call
 	within          time.Duration // how long it may take; 0: as calls are given
 }
 
@@ -109,6 +110,8 @@ func (d *drive) found(p *planned, l *looked) {
 		p.unsure = p.unsure && l.pod.DeletionTimestamp != nil // else none was
 		p.lost, p.accepted = false, false
 		p.saw(l.pod)
+		d.noteOpen(p)
+		p.open = forcing{} // else it came to nothing
 		switch {
 		case p.terminating() && p.evicted.IsZero():
 			p.evicted = askedAt(l.pod)

@@ -259,9 +259,9 @@ func stayingSince(s *session, p *planned, code string) *time.Time {
 }
 
 // why words past what rule a pod was deleted: the drain asked for it.
-func (d *drive) why(p *planned) string {
+func (d *drive) why(p *planned, stage int) string {
 	how := "deleted past its rules"
-	if p.stage == withoutGrace {
+	if stage == withoutGrace {
 		how = "deleted without grace"
 	}
 	s := how + ", because the deadline is near and the drain has on_deadline: force"

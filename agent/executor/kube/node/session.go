@@ -65,10 +65,11 @@ type planned struct {
 	doubt    *refusal // of the last call, if the pod that is read is still the planned one
 	unheard  unheard  // of evictions that were not answered
 	vain     vain     // of evictions that did nothing
-	noted    bool     // that it was evicted although nothing starts it again
+	noted    bool     // that it was removed past a rule
 	noGrace  bool     // a call was taken, or may have been, that waits for no kubelet
 	held     string   // what kept it when it was looked at last
 	heldBy   string   // what kept it when it was deleted
+	open     forcing  // the last call past a rule, if its answer was lost
 	served   time.Time
 	dangling string // the service that still names it though it is gone
 }

@@ -182,7 +182,7 @@ func (e *drainer) reckon(t *executor.Task, s *session, n *corev1.Node, sv *surve
 	if s != nil && s.plan != nil {
 		for uid, p := range s.plan {
 			known[uid] = true
-			if p.forced != "" && there[uid] == nil {
+			if p.wasForced() != "" && there[uid] == nil {
 				r.forced++
 			}
 			if v := there[uid]; v == nil && !p.finished || v != nil && v.kind != finished {
