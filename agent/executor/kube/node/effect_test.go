@@ -128,6 +128,29 @@ func TestEvictionsWithoutEffect(t *testing.T) {
 	}
 }
 
+// No such eviction is asked for that could not be answered, and the pod read, before the
+// deadline: whenever that is, it ends with the cause, not with one in flight.
+func TestNoEvictionInVainAtTheDeadline(t *testing.T) {
+	t.Parallel()
+	for within := 14 * time.Second; within < 40*time.Second; within += time.Second {
+		t.Run(within.String(), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * linger)
+				b, o := drainVainly(t, within, "", 0, "a")
+				if o.Class != operation.OutcomeWaiting || o.ErrorCode != codeNoEffect {
+					t.Errorf("it ended with %+v", o)
+				}
+				for _, at := range b.asked["a"][1:] {
+					if left := within - at.Sub(b.begun); left < readBack+askLeast {
+						t.Errorf("one was asked for %s before the deadline", left)
+					}
+				}
+			})
+		})
+	}
+}
+
 // An eviction that does something after others did not is believed once it is seen.
 func TestEvictionThatHasEffectAtLast(t *testing.T) {
 	t.Parallel()

@@ -106,9 +106,11 @@ func (d *drive) isPatient(p *planned, stage int) bool {
 
 // tooLate tells whether no eviction of such a pod is asked for any more, nor of one whose
 // last refusal took longer than is left: what is left of the time is for reading, or for
-// deletions. One whose evictions do nothing is deleted in the window.
+// deletions. One whose evictions do nothing is deleted in the window, and where there is
+// none the last of them has time to be answered, and the pod to be read: else nobody could
+// say what became of it.
 func (d *drive) tooLate(p *planned, force bool) bool {
-	if force && p.refusal.code == codeNoEffect {
+	if p.refusal.code == codeNoEffect && (force || d.patience(0) < askLeast) {
 		return true
 	}
 	u := p.unheard
