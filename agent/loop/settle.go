@@ -42,7 +42,7 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 	}
 	var unknown *end
 	reached := true // every step before has succeeded
-	mute := false   // nothing answers what is asked of a step that was never begun
+	untold := false // nothing answers what is asked of a step that was never begun
 	w := settling{foreign: r.foreign(), restored: operation.FromBackup(r.a.Generation)}
 	w.noted, w.since = r.agent.aside.waitedFor(r.a.Operation) // this agent's last lease has said it
 	for _, s := range r.steps {
@@ -50,7 +50,7 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 			reached = reached && s.Phase != operation.StepFailed
 			continue
 		}
-		if !s.begun && (s.Cleanup || mute) {
+		if !s.begun && (s.Cleanup || untold) {
 			continue
 		}
 		if s.Phase == operation.StepUnknown && w.foreign && !w.restored {
@@ -78,7 +78,7 @@ func (r *run) settle(ctx context.Context, inherited bool) *end {
 		// Nor can it be unknown what became of it: nothing is issued before the plane
 		// has it that the step starts. What cannot be read now, its execution reads.
 		if !s.begun && f.Phase == operation.StepUnknown && !w.foreign {
-			reached, mute = false, f.ErrorCode == codeSilent
+			reached, untold = false, tellsNothing(f.ErrorCode)
 			continue
 		}
 		reached = reached && f.Phase == operation.StepSucceeded
@@ -131,12 +131,12 @@ func (r *run) ask(ctx context.Context, s *stepState, w *settling) (executor.Find
 			return f, because(e, s, said)
 		}
 		if !s.begun && !w.foreign || !w.unanswered(s, f, asked) {
-			r.lifted(s, codeSilent, codeForbidden, w.keptBy)
+			r.lifted(s, codeSilent, codeUnconverted, codeForbidden, w.keptBy)
 			return f, because(r.interrupted(ctx, false), s, said)
 		}
 		wait := jitter(retryBase)
 		switch {
-		case f.ErrorCode == codeSilent:
+		case tellsNothing(f.ErrorCode):
 			steady = 0
 			said, wait = executor.Waiting(f.ErrorCode, f.Detail), backoff(try, retryBase, unansweredMost)
 			r.silent(s, began, said)

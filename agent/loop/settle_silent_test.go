@@ -510,3 +510,36 @@ func TestSilenceHasItsOwnTime(t *testing.T) {
 		}
 	})
 }
+
+// TestUnconvertedIsNamed: a probe of what nobody converts waits as one does that nothing
+// answers, its lease given back in between, and the operation says what is missing. Once
+// that is back the operation goes on.
+func TestUnconvertedIsNamed(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		const why = "the API server cannot convert example.com/v1, Kind=Set: EOF"
+		b.loses("cordon")
+		server := b.mutes("cordon", found)
+		unread := b.exec.probe["cordon"]
+		b.exec.probe["cordon"] = func(t *executor.Task) executor.Finding {
+			f := unread(t)
+			if f.ErrorCode == codeSilent {
+				f = executor.Unknown(codeUnconverted, why)
+			}
+			return f
+		}
+		b.start()
+		op := b.plane.submit("unconverted", time.Hour, drainPlan()...)
+		b.plane.wait(t, 3*time.Minute, "another lease names it", func() bool {
+			s := b.plane.ops[op].State
+			x := standing(s)
+			return s.Generation > 2 && x != nil && x.Code == codeUnconverted && x.Rule == "conversion_webhook" && x.Detail == why
+		})
+		if s := b.plane.state(op); s.Steps[1].Phase != operation.StepUnknown || len(b.notes(op, codeUnconverted)) == 0 || len(b.notes(op, codeSilent)) > 0 {
+			t.Errorf("the step is %s; notes %+v", s.Steps[1].Phase, b.notes(op, codeSilent))
+		}
+		server.away.Store(false)
+		if s := b.plane.ended(t, op, 2*time.Minute); s.Phase != operation.Succeeded || standing(s) != nil {
+			t.Errorf("ended %s, blocker %v", s.Phase, standing(s))
+		}
+	})
+}

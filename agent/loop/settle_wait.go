@@ -43,7 +43,7 @@ func (w *settling) unanswered(s *stepState, f executor.Finding, asked time.Durat
 		return false
 	}
 	switch f.ErrorCode {
-	case codeSilent:
+	case codeSilent, codeUnconverted:
 		if w.silent == nil {
 			w.silent = &asked
 		}

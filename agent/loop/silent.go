@@ -13,11 +13,13 @@ import (
 )
 
 // codeSilent is what executors say when whatever they work on does not answer,
-// codeForbidden when a right is missing, codeAdmission when admission lets nothing through.
+// codeUnconverted when it answers and cannot read what it is asked for, codeForbidden when
+// a right is missing, codeAdmission when admission lets nothing through.
 const (
-	codeSilent    = "api_unavailable"
-	codeForbidden = "forbidden"
-	codeAdmission = "admission_refused"
+	codeSilent      = "api_unavailable"
+	codeUnconverted = "conversion_failed"
+	codeForbidden   = "forbidden"
+	codeAdmission   = "admission_refused"
 )
 
 // codeAnswered is the code of the note that either is over.
@@ -35,10 +37,18 @@ func unanswered(out executor.Outcome) bool {
 	return out.ErrorCode == codeSilent && (out.Class == operation.OutcomeTransient || out.Class == operation.OutcomeWaiting)
 }
 
+// tellsNothing tells whether the code of a finding says that nothing told of what was asked for:
+// whoever asks later may be told.
+func tellsNothing(code string) bool { return code == codeSilent || code == codeUnconverted }
+
 // silent shows that nothing answers, since the attempt that found it began. What the
 // executor itself says of it goes before.
 func (r *run) silent(s *stepState, began time.Time, out executor.Outcome) {
-	r.stands(s, began, protocol.Blocker{Code: codeSilent, Resource: "cluster", Rule: "api_server", Detail: out.Detail})
+	rule := "api_server"
+	if out.ErrorCode == codeUnconverted {
+		rule = "conversion_webhook"
+	}
+	r.stands(s, began, protocol.Blocker{Code: out.ErrorCode, Resource: "cluster", Rule: rule, Detail: out.Detail})
 }
 
 // denied shows that a right is missing, since it was denied first.

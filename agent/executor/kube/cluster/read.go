@@ -29,8 +29,6 @@ func Unread(err error) executor.Finding {
 	case h != nil: // by the code that is waited for under the lease
 		b := h.Blocker()
 		f.ErrorCode, f.Blocker = CodeAdmission, &b
-	case UnconvertedBy(err) != "": // no step is settled by it: another agent may ask later
-		f.ErrorCode = CodeUnavailable
 	}
 	return f
 }

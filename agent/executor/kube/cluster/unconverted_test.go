@@ -39,7 +39,7 @@ func TestUnconverted(t *testing.T) {
 		if (UnconvertedBy(tt.err) == "leaderworkerset.x-k8s.io/v1, Kind=LeaderWorkerSet") != tt.is || (o.ErrorCode == CodeUnconverted) != tt.is || (u.Code() == CodeUnconverted) != tt.is || (b.Code == CodeUnconverted) != tt.is {
 			t.Errorf("%s: %+v, %+v", name, o, b)
 		}
-		if f.Phase != operation.StepUnknown || f.ErrorCode != CodeUnavailable {
+		if f.Phase != operation.StepUnknown || f.ErrorCode != map[bool]string{true: CodeUnconverted, false: CodeUnavailable}[tt.is] {
 			t.Errorf("%s: found %+v", name, f)
 		}
 		if tt.is && (o.Class != operation.OutcomeWaiting || o.ActionCode != operation.ActRestoreDependency || !strings.Contains(o.Detail, "cannot convert leaderworkerset.x-k8s.io/v1") || !strings.Contains(b.Detail, "cannot convert leaderworkerset.x-k8s.io/v1")) {
