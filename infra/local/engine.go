@@ -242,7 +242,13 @@ func (e *Engine) Run(ctx context.Context, l net.Listener) error {
 	start(func(ctx context.Context) { e.follow(ctx, "react", 0, e.feedLives, e.react) })
 	start(e.reactLoop)
 	start(func(ctx context.Context) { e.follow(ctx, "notify", 0, nil, e.notify) })
-	start(e.notifyLoop)
+	// Receivers are given the time to answer that open requests to the server have.
+	start(func(work context.Context) {
+		work, end := context.WithCancel(work)
+		defer end()
+		defer context.AfterFunc(ctx, end)()
+		e.notifyLoop(work)
+	})
 	start(e.sweepLoop)
 	start(e.watchdog)
 	start(e.retentionLoop)

@@ -115,6 +115,57 @@ func TestReceiversOfTheEngine(t *testing.T) {
 	}
 }
 
+// TestStopOfTheEngine: what a webhook is being told when the engine is stopped is answered yet, and
+// told once.
+func TestStopOfTheEngine(t *testing.T) {
+	t.Parallel()
+	asked, answers := make(chan struct{}, 100), make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // else its end is not seen
+		asked <- struct{}{}
+		select {
+		case <-answers:
+		case <-r.Context().Done():
+		}
+	}))
+	defer srv.Close()
+	dir := t.TempDir()
+	allow := func(e *Engine) { e.Receivers.Allow = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")} }
+	s := newSite(t, dir, allow)
+	ctx := t.Context()
+	hook, _, err := s.Receivers.Create(ctx, PlaneCall(), notify.Spec{Name: "hook", Kind: notify.KindWebhook, URL: srv.URL, Timeout: alert.Duration(notify.MaxTimeout)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule := alert.Rule{Name: "cordoned", On: []string{"operation.succeeded"}, When: `operation.type == "node.cordon"`, ResolveAfter: alert.Duration(time.Hour)}
+	if _, err := s.Alerts.CreateRule(ctx, PlaneCall(), rule); err != nil {
+		t.Fatal(err)
+	}
+	s.finish(s.ask(1)...)
+	select {
+	case <-asked:
+	case <-time.After(time.Minute):
+		t.Fatal("the webhook was not called")
+	}
+	stopped := make(chan struct{})
+	go func() {
+		s.stop()
+		close(stopped)
+	}()
+	s.wait("nothing more is sent", time.Minute, func() bool {
+		s.lanes.mu.Lock()
+		defer s.lanes.mu.Unlock()
+		return s.lanes.serves == nil
+	})
+	close(answers)
+	<-stopped
+	s = newSite(t, dir, allow)
+	d, _, err := s.Receivers.Deliveries(ctx, hook.ID, "", record.Span{Limit: 10})
+	if err != nil || len(d) != 1 || d[0].State != notify.Delivered || d[0].Tries != 1 || len(asked) > 0 {
+		t.Errorf("told %d times more: %+v, %v", len(asked), d, err)
+	}
+}
+
 // TestLaneOfTheDead: a lane that a killed process held is served at once by the next.
 func TestLaneOfTheDead(t *testing.T) {
 	t.Parallel()

@@ -48,7 +48,8 @@ const (
 
 // Deliver sends what is due to the receiver whose lane the key is. It returns when
 // nothing more is due, when the receiver asks for a pause or fails, or when ctx
-// ends, in time to keep what came of it: a message is tried only where all of the
+// ends: where that is cancelled, after what a webhook was sent is answered, or stopsWithin; at its
+// deadline in time to keep what came of it: a message is tried only where all of the
 // receiver's timeout is left. What a receiver answers is no error: errors
 // are those of the ledger. Where another has the lane, it does nothing.
 func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
@@ -69,11 +70,8 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 	defer h.drop()
 	for {
 		next, err := s.round(ctx, h)
-		if ctx.Err() != nil { // what was cut off is tried by whoever comes next
-			h.drop()
-			after, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepWithin)
-			defer cancel()
-			return s.giveBack(after, h, s.now())
+		if ctx.Err() != nil {
+			return s.stop(ctx, h)
 		}
 		var mine bool
 		switch {
@@ -108,6 +106,19 @@ func (s *Service) Deliver(ctx context.Context, key ledger.Key) error {
 			return nil
 		}
 	}
+}
+
+// stop gives a lane back when ctx ended. What a webhook has not answered within stopsWithin, and
+// what an Alertmanager has not answered by now, is tried by whoever comes next.
+func (s *Service) stop(ctx context.Context, h *held) error {
+	h.asks.drop()
+	h.flights.landings.collect(len(h.flights.out))
+	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepWithin)
+	defer cancel()
+	if r, err := s.target(after, h.receiver); err == nil {
+		_, _ = s.land(after, h, r) // of what is not kept the messages are due still
+	}
+	return s.giveBack(after, h, s.now())
 }
 
 // then says how a lane goes on after a round: with another one; not before the time, or,

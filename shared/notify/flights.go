@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -117,6 +118,30 @@ func (f *flights) paced() bool {
 	return slices.ContainsFunc(f.answers, func(a answer) bool { return a.paces() })
 }
 
+// stopsWithin is how long what is out may still be answered when its context is cancelled, as when
+// the process is told to stop: it would be sent twice.
+const stopsWithin = 5 * time.Second
+
+// outlives returns a context that is cancelled so long after one that is; a deadline it does not
+// outlive.
+func outlives(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+	out, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		at, bounded := ctx.Deadline()
+		if bounded {
+			by = min(by, time.Until(at))
+		}
+		t := time.NewTimer(by)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			end()
+		case <-out.Done():
+		}
+	})
+	return out, func() { stop(); end() }
+}
+
 // end waits for all that are out. What the end of its context cut off is due still.
 func (f *flights) end() {
 	f.landings.drain(len(f.out))
@@ -146,13 +171,18 @@ func (s *Service) begin(ctx context.Context, f *flights, r *target, d *Delivery)
 	x := &inFlight{d, time.Now(), f.taken}
 	f.out[d.ID], f.revision = x, r.Revision
 	go func() {
-		a := s.webhook(ctx, r, d.Event, d.Payload)
-		if ctx.Err() != nil {
+		stops := cmp.Or(s.stops, stopsWithin)
+		asked, end := outlives(ctx, stops)
+		defer end()
+		kept, end := outlives(ctx, stops+keepWithin)
+		defer end()
+		a := s.webhook(asked, r, d.Event, d.Payload)
+		if asked.Err() != nil {
 			f.landings.c <- landing{inFlight: x, cut: true}
 			return
 		}
 		a.beside = d.Paced > 0 && f.took.Load() >= d.LastAt.UnixMilli()
-		f.landings.c <- landing{inFlight: x, answer: a, err: unlessOther(s.settle(ctx, r, d, a), d)}
+		f.landings.c <- landing{inFlight: x, answer: a, err: unlessOther(s.settle(kept, r, d, a), d)}
 	}()
 }
 
@@ -249,7 +279,9 @@ func (s *Service) fly(ctx context.Context, h *held, r *target, limit int, now ti
 		return then{}, err
 	}
 	for _, d := range due {
-		s.begin(ctx, f, r, d)
+		if ctx.Err() == nil {
+			s.begin(ctx, f, r, d)
+		}
 	}
 	switch {
 	case len(due) == 0 && f.quick(long) == 0 && s.judge(ctx, h, r, true):

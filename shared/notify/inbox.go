@@ -44,10 +44,15 @@ func (b *inbox[T]) next() (x T, ok bool) {
 	}
 }
 
+// collect waits for all of so many that are to come.
+func (b *inbox[T]) collect(out int) {
+	for range out - len(b.early) {
+		b.keep(<-b.c)
+	}
+}
+
 // drain waits for all of so many that are to come, and drops them.
 func (b *inbox[T]) drain(out int) {
-	for range out - len(b.early) {
-		<-b.c
-	}
+	b.collect(out)
 	b.early = nil
 }

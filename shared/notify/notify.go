@@ -66,7 +66,9 @@ type Service struct {
 	pushMost int
 	// patience is the constant of the name, where it is not 0. For tests.
 	patience time.Duration
-	roots    *x509.CertPool // nil: the system's; for tests
+	// stops is stopsWithin, where it is not 0. For tests.
+	stops time.Duration
+	roots *x509.CertPool // nil: the system's; for tests
 	// resolver looks names up; nil: the system's; for tests.
 	resolver *net.Resolver
 
