@@ -71,7 +71,7 @@ func TestWorkloadMetrics(t *testing.T) {
 	e.Handler().ServeHTTP(w, r)
 	b, _ := io.ReadAll(w.Body)
 	for _, line := range []string{`opsplane_operations_live{phase="running"} 0`, `opsplane_queue_depth{cluster="small"} 0`,
-		`opsplane_agents_online{cluster="small"} 0`, "opsplane_dead_letters 0", `opsplane_notify_oldest_waiting_seconds{receiver="hook"} 0`} {
+		`opsplane_agents_online{cluster="small"} 0`, "opsplane_dead_letters 0", "opsplane_notify_superseded_total 0", `opsplane_notify_oldest_waiting_seconds{receiver="hook"} 0`} {
 		if !strings.Contains(string(b), line+"\n") {
 			t.Errorf("%d: no %s in %.300s", w.Code, line, b)
 		}

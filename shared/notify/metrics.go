@@ -15,8 +15,10 @@ type Stats struct {
 	Failed  int64 // tries that were not
 	Retried int64 // tries of messages that had failed before
 	Given   int64 // messages that were given up
-	Lost    int64 // events that passed retention, or could not be read
-	Unread  int64 // receivers, messages and other items that could not be read, each time
+	// Superseded are messages that a webhook did not take before a later one of their alert.
+	Superseded int64
+	Lost       int64 // events that passed retention, or could not be read
+	Unread     int64 // receivers, messages and other items that could not be read, each time
 	// Seconds is how long requests took, all together.
 	Seconds float64
 	// Latency counts messages, when they are taken for the first time, by
@@ -46,6 +48,12 @@ func (m *Metrics) Read() Stats {
 func (m *Metrics) lose(n int64) {
 	m.mu.Lock()
 	m.stats.Lost += n
+	m.mu.Unlock()
+}
+
+func (m *Metrics) supersede(n int) {
+	m.mu.Lock()
+	m.stats.Superseded += int64(n)
 	m.mu.Unlock()
 }
 

@@ -127,8 +127,9 @@ func (s *Service) keepDelivery(ctx context.Context, r *target, was, d *Delivery)
 // with those is read again; a race for the message itself is lost.
 func (s *Service) keepLast(ctx context.Context, d *Delivery, writes []ledger.Write) error {
 	var lost error
+	superseded := 0
 	err := record.Again(ctx, func() error {
-		before, err := s.supersede(ctx, d)
+		before, n, err := s.supersede(ctx, d)
 		if err != nil {
 			return err
 		}
@@ -137,24 +138,29 @@ func (s *Service) keepLast(ctx context.Context, d *Delivery, writes []ledger.Wri
 			lost = err
 			return nil
 		}
+		superseded = n
 		return err
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		err = lost
 	}
-	return lost
+	if err == nil {
+		s.Metrics.supersede(superseded)
+	}
+	return err
 }
 
 // supersede returns the writes by which those before a webhook's message that was taken, of
-// its alert, are not sent any more: they would tell what is over as what is so.
-func (s *Service) supersede(ctx context.Context, d *Delivery) (out []ledger.Write, err error) {
+// its alert, are not sent any more, and how many those are: they would tell what is over as what
+// is so.
+func (s *Service) supersede(ctx context.Context, d *Delivery) (out []ledger.Write, many int, err error) {
 	for before := d.After; before != "" && len(out) < supersededMost; {
 		it, err := s.Store.Ledger.Get(ctx, record.DeliveryKey(d.Receiver, before))
 		if errors.Is(err, ledger.ErrNotFound) {
 			break
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read what is superseded: %w", err)
+			return nil, 0, fmt.Errorf("read what is superseded: %w", err)
 		}
 		was, err := decodeDelivery(it)
 		if err != nil {
@@ -166,11 +172,11 @@ func (s *Service) supersede(ctx context.Context, d *Delivery) (out []ledger.Writ
 		if was.open() {
 			n := *was
 			n.State, n.Next, n.Planned, n.DoneAt = Superseded, time.Time{}, time.Time{}, d.DoneAt
-			out = append(out, moved(was, &n)...)
+			out, many = append(out, moved(was, &n)...), many+1
 		}
 		before = was.After
 	}
-	return out, nil
+	return out, many, nil
 }
 
 func (s *Service) fact(typ string, r *Receiver, detail any, parts ...string) (event.Event, error) {

@@ -62,8 +62,8 @@ func TestSuperseded(t *testing.T) {
 	if !maps.Equal(n, map[State]int{Delivered: 2, Superseded: 3}) {
 		t.Errorf("there are %v", n)
 	}
-	if given := p.Metrics.Read().Given; given > 0 {
-		t.Errorf("%d are given up", given)
+	if is := p.Metrics.Read(); is.Given > 0 || is.Superseded != 3 {
+		t.Errorf("counted %+v", is)
 	}
 }
 
