@@ -3,6 +3,7 @@ package loop
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/operation"
@@ -100,7 +101,12 @@ func (p *plane) report(req protocol.ReportRequest, r protocol.Report) protocol.R
 		}
 	}
 	err := p.apply(op, c)
+	barred := slices.ContainsFunc(r.Steps, func(x protocol.StepReport) bool {
+		return op.Spec.Bars(s, op.Spec.StepIndex(x.StepID), x.Phase)
+	})
 	switch {
+	case err == nil && barred && !p.lenient:
+		res.ErrorCode, res.Cancel = protocol.ResultNotBegun, true
 	case err == nil:
 		res.OK, res.Cancel = true, op.State.Cancel != nil
 	case errors.Is(err, operation.ErrLeaseLost):

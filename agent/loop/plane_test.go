@@ -48,6 +48,7 @@ type plane struct {
 	events     map[int64]protocol.Event
 	through    int64
 	preview    map[string]protocol.PreviewAnswer
+	lenient    bool // the answer to a step's begin never refuses it
 	untold     bool // assignments do not tell what attempts failed with
 	buried     []string
 }

@@ -102,7 +102,7 @@ func (a *Agent) reportAnswered(s sending, r protocol.ReportResult) {
 		a.runs.cancel(s.box.operation, s.box.generation)
 	}
 	switch {
-	case r.OK:
+	case r.OK, r.ErrorCode == protocol.ResultNotBegun: // the step itself sees to the cancel
 		a.metrics.Reports.Add(1)
 		s.box.answered()
 	case r.ErrorCode == codeUnavailable:

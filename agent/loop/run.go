@@ -95,7 +95,13 @@ func (a *Agent) newRun(ctx context.Context, as *protocol.Assignment, sent time.D
 }
 
 func (r *run) requestCancel() { r.request(&r.cancelled) }
-func (r *run) requestStop()   { r.request(&r.stopped) }
+func (r *run) isCancelled() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.cancelled
+}
+
+func (r *run) requestStop() { r.request(&r.stopped) }
 
 func (r *run) request(flag *bool) {
 	r.mu.Lock()

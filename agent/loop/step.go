@@ -205,8 +205,12 @@ func (r *run) step(ctx context.Context, s *stepState, interruptible bool) *end {
 		if out.After > 0 {
 			wait = jitter(out.After)
 		}
-		pause(ctx, wait, boundary)
-		if e := r.interrupted(ctx, interruptible); e != nil {
+		between := r.boundary // nothing is in flight: whatever the step, it can end here
+		if s.Cleanup {
+			between = nil
+		}
+		pause(ctx, wait, between)
+		if e := r.interrupted(ctx, !s.Cleanup); e != nil {
 			return r.interrupt(s, e, out)
 		}
 	}
@@ -272,6 +276,9 @@ func (r *run) begin(ctx context.Context, s *stepState, interruptible bool) *end 
 	e := r.interrupted(ctx, interruptible)
 	if e == nil && err != nil {
 		e = &end{outcome: protocol.FinalAmbiguous, out: executor.Outcome{ErrorCode: codeLeaseLost, Detail: err.Error()}}
+	}
+	if e == nil && r.isCancelled() && !s.Cleanup { // accepted before the plane had it that the step starts
+		e = &end{outcome: protocol.FinalCancelled}
 	}
 	if e != nil {
 		return r.interrupt(s, e, executor.Outcome{Class: operation.OutcomeTransient})

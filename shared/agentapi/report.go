@@ -67,6 +67,8 @@ func (s *Service) report(ctx context.Context, agent, cluster string, r protocol.
 		return change, extra, err
 	})
 	switch {
+	case err == nil && barred(&op, r):
+		res.ErrorCode, res.Detail, res.Cancel = protocol.ResultNotBegun, "a cancel was accepted before the step began", true
 	case err == nil:
 		res.OK, res.Cancel = true, op.State.Cancel != nil
 	case errors.Is(err, ledger.ErrNotFound):
@@ -91,6 +93,15 @@ func taken(op *operation.Operation, agent string, r protocol.Report) bool {
 	}
 	return r.Final != nil && slices.ContainsFunc(op.State.Assignments, func(a operation.Assignment) bool {
 		return a.Agent == agent && a.Generation == r.Generation && slices.Contains([]string{"reported", "handed_back", "ambiguous"}, a.Ended)
+	})
+}
+
+// barred tells whether the report, or the one that it is a resend of, begins a step that
+// was not let begin.
+func barred(op *operation.Operation, r protocol.Report) bool {
+	return slices.ContainsFunc(r.Steps, func(x protocol.StepReport) bool {
+		i := op.Spec.StepIndex(x.StepID)
+		return i >= 0 && op.Spec.Bars(&op.State, i, x.Phase)
 	})
 }
 

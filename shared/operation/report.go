@@ -79,6 +79,11 @@ func (c Report) apply(tx *transaction) error {
 		default:
 			return fmt.Errorf("%w: step phase %q", ErrInvalidReport, r.Phase)
 		}
+		if tx.spec.Bars(&tx.s, i, r.Phase) {
+			tx.note(Entry{Kind: EntryNote, By: Plane, Reason: CodeCancelled, StepID: r.StepID, Step: tx.spec.Steps[i].Name,
+				Detail: "the step is not begun: a cancel was accepted before"})
+			continue
+		}
 		tx.setStep(i, r.Phase, r.Outcome, r.ErrorCode, r.Detail, r.CommandID)
 	}
 	for _, n := range c.Notes {
@@ -94,6 +99,13 @@ func (c Report) apply(tx *transaction) error {
 		return nil
 	}
 	return tx.end(*c.Final)
+}
+
+// Bars tells whether step i must not come to the phase, since a cancel was accepted before
+// it began and nothing interrupts it once it has.
+func (s *Spec) Bars(st *State, i int, phase StepPhase) bool {
+	p := s.Steps[i]
+	return phase == StepRunning && st.Cancel != nil && st.Steps[i].Phase != StepRunning && p.outlasts() && !p.Cleanup
 }
 
 // unknown returns the index of the first step that nobody knows the outcome of,

@@ -93,11 +93,16 @@ type Final struct {
 	Observed *Inventory `json:"observed,omitempty"`
 }
 
+// ResultNotBegun answers a report by which a step begins that no cancel interrupts, where
+// one was accepted before. All else in the report is taken. It is an error, so that
+// a holder that does not know it touches nothing either.
+const ResultNotBegun = "cancel_requested"
+
 // ReportResult answers one Report, in the same order.
 type ReportResult struct {
 	Operation string `json:"operation"`
 	OK        bool   `json:"ok"`
-	ErrorCode string `json:"error_code,omitempty"` // lease_lost, invalid, not_found, unavailable (resend it)
+	ErrorCode string `json:"error_code,omitempty"` // lease_lost, invalid, not_found, unavailable (resend it), ResultNotBegun
 	Detail    string `json:"detail,omitempty"`
 	Cancel    bool   `json:"cancel"` // a cancel is requested
 }
