@@ -112,6 +112,7 @@ func (a *Agent) heartbeat(ctx context.Context, stopping bool) error {
 		Capacity:     a.cfg.Concurrency,
 		Stopping:     stopping,
 		CutOff:       away,
+		Mark:         a.session.get().Mark,
 	}, &answer)
 	if err != nil {
 		return err

@@ -49,7 +49,8 @@ func Restore(ctx context.Context, file, data string) error {
 }
 
 // unsettle marks what is live in a restored folder: effects may have been issued
-// since the backup, so nothing is issued before the world has been read.
+// since the backup, so nothing is issued before the world has been read. What was
+// reported of the fleet since is asked for anew.
 func unsettle(ctx context.Context, data string) (err error) {
 	db, err := ledgersqlite.Open(ctx, ledgersqlite.Options{Path: LedgerPath(data)})
 	if err != nil {
@@ -67,6 +68,19 @@ func unsettle(ctx context.Context, data string) (err error) {
 		})
 		if err != nil {
 			return fmt.Errorf("mark operation %s: %w", s.ID, err)
+		}
+	}
+	clusters, err := st.Clusters(ctx)
+	if err != nil {
+		return err
+	}
+	for _, c := range clusters {
+		ask, err := st.AskInventory(ctx, c.ID)
+		if err == nil && len(ask) > 0 {
+			err = db.Commit(ctx, ask...)
+		}
+		if err != nil {
+			return fmt.Errorf("ask for the inventory of %s: %w", c.Name, err)
 		}
 	}
 	return nil

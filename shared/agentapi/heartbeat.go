@@ -75,7 +75,10 @@ func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Hea
 		answer.QueueURL = s.QueueURL(cluster)
 	}
 	if !hb.Stopping {
-		answer.Reporter, answer.FullInventory, err = s.reporter(ctx, cluster, agent, now)
+		var r *fleet.Reporter
+		if r, err = s.reporter(ctx, cluster, agent, hb.Mark, now); r != nil {
+			answer.Reporter, answer.Mark, answer.FullInventory = true, r.Mark, !hb.CutOff && (r.Snapshot == "" || r.Asked)
+		}
 	}
 	return answer, err
 }
@@ -197,38 +200,46 @@ func told(was, a *fleet.Agent, arrived bool, clock string, now time.Time) ([]eve
 }
 
 // reporter gives or keeps the lease on reporting the inventory: one agent of a
-// cluster at a time. One that is cut off takes no lease and has its own run out, so that
-// an agent which sees the cluster takes it; where none does, it is still the reporter.
-func (s *Service) reporter(ctx context.Context, cluster string, a fleet.Agent, now time.Time) (mine, full bool, err error) {
+// cluster at a time; nil: it is not this one. One that is cut off takes no lease and has
+// its own run out, so that an agent which sees the cluster takes it; where none does, it
+// is still the reporter. told is the mark that the agent was told last: where less is
+// kept, the record is from before that, and what was reported since is asked for anew.
+func (s *Service) reporter(ctx context.Context, cluster string, a fleet.Agent, told int64, now time.Time) (*fleet.Reporter, error) {
 	key := record.ReporterKey(cluster)
 	var r fleet.Reporter
 	it, err := s.Store.Ledger.Get(ctx, key)
 	switch {
 	case errors.Is(err, ledger.ErrNotFound):
 	case err != nil:
-		return false, false, fmt.Errorf("read reporter: %w", err)
+		return nil, fmt.Errorf("read reporter: %w", err)
 	default:
 		if r, err = record.Decode[fleet.Reporter](it); err != nil {
-			return false, false, err
+			return nil, err
 		}
 	}
 	same := r.Agent == a.ID && r.Boot == a.Boot
-	if !same && now.Before(r.Until) && r.Agent != a.ID {
-		return false, false, nil
+	if !same && (now.Before(r.Until) && r.Agent != a.ID || a.CutOff) {
+		return nil, nil
 	}
 	if a.CutOff {
-		return same, false, nil
+		r.Mark = max(r.Mark, told) // as before: it is asked once it sees the cluster
+		return &r, nil
 	}
 	if !same {
 		r = fleet.Reporter{Agent: a.ID, Boot: a.Boot}
 	}
+	if told > r.Mark && r.Snapshot != "" && !r.Asked {
+		r.Asked = true
+		s.Logger.WarnContext(ctx, "the record is older than what the reporter was told: its inventory is asked for anew", "cluster", cluster, "agent", a.ID)
+	}
+	r.Mark = max(r.Mark, told) + 1
 	r.Until = now.Add(max(s.Store.Timing.AgentSilent, reporterLeaseLeast))
 	err = s.Store.Ledger.Commit(ctx, ledger.Write{Item: ledger.Item{Key: key, Data: record.Encode(r)}, Expect: it.Version})
 	if errors.Is(err, ledger.ErrConflict) {
-		return false, false, nil // another was faster; the next heartbeat tells
+		return nil, nil // another was faster; the next heartbeat tells
 	}
 	if err != nil {
-		return false, false, fmt.Errorf("keep reporter: %w", err)
+		return nil, fmt.Errorf("keep reporter: %w", err)
 	}
-	return true, r.Snapshot == "" || r.Asked, nil
+	return &r, nil
 }

@@ -2,13 +2,11 @@ package control
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/opsplane/opsplane/shared/admission"
 	"github.com/opsplane/opsplane/shared/event"
-	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -75,36 +73,11 @@ func (s *Service) recordChange(ctx context.Context, call admission.Call, in Chan
 	_, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(t.Cluster), []event.Event{e}, func() ([]ledger.Write, error) {
 		writes := append(record.ChangeWrites(c), admission.Keep(s.Store, call, fp, c.ID)...)
 		writes = append(writes, s.audit(call, "manual_change.create", c.TargetID, 201, c.Reason))
-		ask, err := s.askInventory(ctx, t.Cluster)
+		ask, err := s.Store.AskInventory(ctx, t.Cluster)
 		return append(writes, ask...), err
 	})
 	if err != nil {
 		return record.ManualChange{}, fmt.Errorf("record manual change: %w", err)
 	}
 	return c, nil
-}
-
-// askInventory returns the write that asks a cluster's reporter for a full
-// inventory.
-func (s *Service) askInventory(ctx context.Context, cluster string) ([]ledger.Write, error) {
-	if cluster == "" {
-		return nil, nil
-	}
-	it, err := s.Store.Ledger.Get(ctx, record.ReporterKey(cluster))
-	var r fleet.Reporter
-	switch {
-	case errors.Is(err, ledger.ErrNotFound):
-	case err != nil:
-		return nil, fmt.Errorf("read reporter of %s: %w", cluster, err)
-	default:
-		if r, err = record.Decode[fleet.Reporter](it); err != nil {
-			return nil, err
-		}
-		if r.Asked {
-			return nil, nil
-		}
-	}
-	r.Asked = true
-	it.Key, it.Data = record.ReporterKey(cluster), record.Encode(r)
-	return []ledger.Write{{Item: it, Expect: it.Version}}, nil
 }

@@ -86,6 +86,8 @@ type Reporter struct {
 	Snapshot string `json:"snapshot,omitempty"`
 	// Asked is set while a full resend is asked for.
 	Asked bool `json:"asked,omitempty"`
+	// Mark is protocol.HeartbeatAnswer.Mark as it was told last.
+	Mark int64 `json:"mark,omitempty"`
 }
 
 // Object is one thing of the inventory.

@@ -21,6 +21,8 @@ type Heartbeat struct {
 	Stopping     bool         `json:"stopping,omitempty"`
 	// CutOff: what the agent works on, such as the API server, does not answer it.
 	CutOff bool `json:"cut_off,omitempty"`
+	// Mark is HeartbeatAnswer.Mark as it was told last; 0: none was.
+	Mark int64 `json:"mark,omitempty"`
 }
 
 // HeartbeatAnswer configures the agent.
@@ -38,6 +40,10 @@ type HeartbeatAnswer struct {
 	ReportMS int64 `json:"report_ms,omitempty"`
 	// Reporter: this agent holds the reporter lease and sends inventory.
 	Reporter bool `json:"reporter"`
+	// Mark grows with each heartbeat of the reporter that the plane has kept. A
+	// plane that knows of less than the reporter was told has lost what came since,
+	// as one does whose record is from a backup, and asks for a full resend.
+	Mark int64 `json:"mark,omitempty"`
 	// FullInventory: the plane asks for a full resend.
 	FullInventory bool `json:"full_inventory"`
 	// QueueURL is where to poll on AWS; empty: the plane's own long poll.

@@ -227,6 +227,31 @@ func (st *Store) RemoveObject(ctx context.Context, id string) error {
 	}
 }
 
+// AskInventory returns the write that asks a cluster's reporter for a full inventory;
+// none for "", and where one is asked for.
+func (st *Store) AskInventory(ctx context.Context, cluster string) ([]ledger.Write, error) {
+	if cluster == "" {
+		return nil, nil
+	}
+	it, err := st.Ledger.Get(ctx, ReporterKey(cluster))
+	var r fleet.Reporter
+	switch {
+	case errors.Is(err, ledger.ErrNotFound):
+	case err != nil:
+		return nil, fmt.Errorf("read reporter of %s: %w", cluster, err)
+	default:
+		if r, err = Decode[fleet.Reporter](it); err != nil {
+			return nil, err
+		}
+		if r.Asked {
+			return nil, nil
+		}
+	}
+	r.Asked = true
+	it.Key, it.Data = ReporterKey(cluster), Encode(r)
+	return []ledger.Write{{Item: it, Expect: it.Version}}, nil
+}
+
 // Idempotency is what is kept under an idempotency key.
 type Idempotency struct {
 	Fingerprint string    `json:"fingerprint"`
