@@ -11,17 +11,10 @@ import (
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/protocol"
-	"github.com/opsplane/opsplane/shared/record"
 )
 
 // snapshotKept bounds how long the parts of a full inventory are kept.
 const snapshotKept = time.Hour
-
-// eventsThrough is how far an agent's own numbers have been taken.
-type eventsThrough struct {
-	Boot    string `json:"boot"`
-	Through int64  `json:"through"`
-}
 
 // Events appends what the fleet reported to the cluster's stream, by its numbers,
 // in whichever order a call has it. Resends are dropped by their numbers, a hole
@@ -101,20 +94,9 @@ func batchOf(evs []protocol.Event) int {
 
 func (s *Service) events(ctx context.Context, cluster, agentID, name, boot string, in []protocol.Event) (int64, []protocol.RefusedEvent, Received, error) {
 	var got Received
-	key := record.AgentEventsKey(cluster, agentID)
-	at := eventsThrough{Boot: boot}
-	it, err := s.Store.Ledger.Get(ctx, key)
-	switch {
-	case errors.Is(err, ledger.ErrNotFound):
-	case err != nil:
-		return 0, nil, got, fmt.Errorf("read event numbers: %w", err)
-	default:
-		if at, err = record.Decode[eventsThrough](it); err != nil {
-			return 0, nil, got, err
-		}
-		if at.Boot != boot { // a new process counts from 1 again
-			at = eventsThrough{Boot: boot}
-		}
+	at, err := s.mark(ctx, cluster, agentID, boot)
+	if err != nil {
+		return 0, nil, got, err
 	}
 	now := s.Store.Now().UTC()
 	var evs []event.Event
@@ -122,21 +104,22 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	told := int64(0) // refusals
 	used := false    // a number that the mark has yet to count
 	for i, r := range in {
-		if 0 < r.N && r.N <= at.Through {
+		numbered := 1 <= r.N && r.N <= protocol.MaxEventNumber
+		if numbered && r.N <= at.Through {
 			got.Resent++
 			continue
 		}
-		if r.N > at.Through+1 {
-			got.Gaps, got.Missing = got.Gaps+1, got.Missing+r.N-1-at.Through
-			evs = append(evs, event.Gap(cluster, agentID, name, boot, at.Through+1, r.N-1, "", now))
-		}
-		if r.N > 0 {
+		if numbered {
+			if first := at.Through + 1; first < r.N {
+				got.Gaps, got.Missing = got.Gaps+1, sum(got.Missing, r.N-first)
+				evs = append(evs, event.Gap(cluster, agentID, name, boot, first, r.N-1, "", now))
+			}
 			at.Through, used = r.N, true
 		}
 		e, err := event.FromReport(cluster, agentID, boot, r, now)
 		if err != nil { // always, of one without a number
 			refused = append(refused, refusedEvent(r.N, i, err))
-			if r.N > 0 { // its number is used up, and nobody sends it again
+			if numbered { // its number is used up, and nobody sends it again
 				told++
 				evs = append(evs, event.Gap(cluster, agentID, name, boot, r.N, r.N, refused[len(refused)-1].Detail, now))
 			}
@@ -147,18 +130,18 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 	if err := s.belong(ctx, cluster, evs); err != nil {
 		return 0, nil, got, err
 	}
-	mark := ledger.Write{Item: ledger.Item{Key: key, Data: record.Encode(at)}, Expect: it.Version}
+	mark := at.writes(now)
 	switch {
 	case len(evs) > 0:
 		var kept []event.Event
-		kept, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(cluster), evs, func() ([]ledger.Write, error) { return []ledger.Write{mark}, nil })
+		kept, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(cluster), evs, func() ([]ledger.Write, error) { return mark, nil })
 		var by time.Duration
 		if got.Raised, by = event.Raised(evs, kept); got.Raised > 0 {
 			s.Logger.WarnContext(ctx, "a stream's clock is ahead: a clock of the plane's is or was wrong, and rules go by it until that time has come",
 				"stream", event.StreamOf(cluster), "ahead", by)
 		}
 	case used:
-		err = s.Store.Ledger.Commit(ctx, mark)
+		err = s.Store.Ledger.Commit(ctx, mark...)
 	}
 	got.Taken, got.Refused = int64(len(evs))-got.Gaps-told, int64(len(refused))
 	return at.Through, refused, got, err

@@ -17,8 +17,8 @@ type Received struct {
 }
 
 func (r *Received) add(o Received) {
-	r.Taken, r.Resent, r.Refused, r.Gaps, r.Missing = r.Taken+o.Taken, r.Resent+o.Resent, r.Refused+o.Refused, r.Gaps+o.Gaps, r.Missing+o.Missing
-	r.Raised += o.Raised
+	r.Taken, r.Resent, r.Refused, r.Gaps = r.Taken+o.Taken, r.Resent+o.Resent, r.Refused+o.Refused, r.Gaps+o.Gaps
+	r.Missing, r.Raised = sum(r.Missing, o.Missing), r.Raised+o.Raised
 }
 
 // Counts are the numbers under their names.
@@ -46,6 +46,8 @@ func (i *Intake) add(r Received) {
 	i.resent.Add(r.Resent)
 	i.refused.Add(r.Refused)
 	i.gaps.Add(r.Gaps)
-	i.missing.Add(r.Missing)
+	for was := i.missing.Load(); !i.missing.CompareAndSwap(was, sum(was, r.Missing)); {
+		was = i.missing.Load()
+	}
 	i.raised.Add(r.Raised)
 }

@@ -22,8 +22,8 @@ func FromReport(cluster, agentID, boot string, r protocol.Event, now time.Time) 
 	switch {
 	case r.Unreadable != "":
 		return Event{}, invalid("%s", r.Unreadable)
-	case r.N < 1:
-		return Event{}, invalid("/n is %d: numbers begin at 1", r.N)
+	case r.N < 1 || r.N > protocol.MaxEventNumber:
+		return Event{}, invalid("/n is %d: numbers are from 1 to %d", r.N, int64(protocol.MaxEventNumber))
 	case len(r.Type) > MaxTypeBytes:
 		return Event{}, &LimitError{"/type", len(r.Type), MaxTypeBytes}
 	case !ValidType(r.Type):

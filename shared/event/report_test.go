@@ -75,7 +75,7 @@ func TestFromReportRefuses(t *testing.T) {
 		spoil func(*protocol.Event)
 		says  string
 	}{
-		"n":             {func(r *protocol.Event) { r.N = 0 }, "begin at 1"},
+		"n":             {func(r *protocol.Event) { r.N = 0 }, "from 1 to 9007199254740991"},
 		"no type":       {func(r *protocol.Event) { r.Type = "" }, "type"},
 		"type":          {func(r *protocol.Event) { r.Type = "Node.Left" }, "type"},
 		"one word":      {func(r *protocol.Event) { r.Type = "node" }, "type"},

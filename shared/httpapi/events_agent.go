@@ -62,9 +62,9 @@ func reportedEvent(raw json.RawMessage, last int64) protocol.Event {
 	var number struct {
 		N int64 `json:"n"`
 	}
-	if json.Unmarshal(raw, &number) != nil || number.N < 1 {
+	if json.Unmarshal(raw, &number) != nil || number.N < 1 || number.N > protocol.MaxEventNumber {
 		number.N = 0
-		if last > 0 {
+		if 0 < last && last < protocol.MaxEventNumber {
 			number.N = last + 1
 		}
 	}

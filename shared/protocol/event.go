@@ -13,6 +13,10 @@ type EventsRequest struct {
 	Events  []Event `json:"events"`
 }
 
+// MaxEventNumber is the largest number of an event: the largest whole number that
+// every reader of JSON has.
+const MaxEventNumber = 1<<53 - 1
+
 // Event is a fact that the fleet reports.
 type Event struct {
 	N       int64           `json:"n"`

@@ -184,6 +184,12 @@ func AgentEventsKey(cluster, agent string) ledger.Key {
 	return ledger.Key{PK: ClusterPK(cluster), SK: "events#" + agent}
 }
 
+// BootEventsKey is the key of how far the events of an agent's process were taken
+// that is not the last one.
+func BootEventsKey(cluster, agent, boot string) ledger.Key {
+	return ledger.Key{PK: ClusterPK(cluster), SK: "events#" + agent + "#" + boot}
+}
+
 // SnapshotKey is the key of one part of a full inventory.
 func SnapshotKey(cluster, snapshot string, part int) ledger.Key {
 	return ledger.Key{PK: ClusterPK(cluster), SK: fmt.Sprintf("snap#%s#%05d", snapshot, part)}
