@@ -15,15 +15,23 @@ const (
 	// suspectsAtOnce is how many of those parts one Alertmanager is told at a time, beside
 	// what nothing is known of; it is one while it takes nothing.
 	suspectsAtOnce = 8
-	// refusedTries is how many refusals of one Alertmanager are asked for in a minute, and
-	// aloneTries how many of them are left to those that were refused alone before. What is
-	// left over counts as refused till then.
-	refusedTries = 64
-	aloneTries   = refusedTries / 2
+	// refusedTries is how many refusals of one Alertmanager are asked for in a minute: so many
+	// that the good ones of a storm are found at once where refusals are quick (slow ones are
+	// bounded by suspectsAtOnce). Those that were refused alone before have the first aloneTries
+	// of them. What is left over counts as refused till then.
+	refusedTries = 512
+	aloneTries   = 32
 	// maxDoubts bounds what is remembered of one Alertmanager, which is forgotten when it was
 	// not refused again for as long as an end is told.
 	maxDoubts = 1024
 	doubtKept = resolvedFor
+	// randomFor is for how long an Alertmanager counts as one that fails at random, since it
+	// took, twice, what it had failed on: a load balancer, say, one of whose backends is dead.
+	// Of such a one randomFails failures in a row say nothing. It is told in randomParts then,
+	// so few that what fails by chance does not make them ever more.
+	randomFor   = 5 * time.Minute
+	randomFails = 8
+	randomParts = 4
 )
 
 // doubts are what Alertmanagers refused of a receiver, by URL, of one revision of it.
@@ -55,6 +63,12 @@ type doubt struct {
 	row   map[string]bool
 	rest  time.Time
 	rests int
+	// cleared is when it took last, as they were, messages that it had failed on: the failure was
+	// not theirs. random is when it did so of a failure since another: one that was away fails
+	// on many before it takes any.
+	cleared, random time.Time
+	// misses is how many requests in a row failed of what nothing was known of.
+	misses int
 	// err is with what it failed last, and since is when it was told by who knows this.
 	err   string
 	since time.Time
@@ -74,6 +88,8 @@ type suspect struct {
 	fails int
 	until time.Time
 	err   string
+	// whole is how many there were in that request, where they are told again as they were.
+	whole int
 }
 
 // clean takes out of a queue what nothing is known of.
@@ -166,8 +182,23 @@ func (d *doubt) within(now time.Time) bool {
 	return !now.Before(d.began) && now.Before(d.began.Add(resend))
 }
 
-// taken notes that messages were.
-func (d *doubt) taken(ws []*word) {
+// grace is how many failures in a row say nothing: neither of what it was told, nor that it
+// takes nothing.
+func (d *doubt) grace(now time.Time) int {
+	if now.Before(d.random) || !now.Before(d.random.Add(randomFor)) {
+		return 0
+	}
+	return randomFails
+}
+
+// taken notes that the messages of a request were.
+func (d *doubt) taken(ws []*word, now time.Time) {
+	if x := d.parts[ws[0].d.ID]; x.whole == len(ws) {
+		if !x.at.Before(d.cleared) && now.Before(d.cleared.Add(randomFor)) {
+			d.random = now
+		}
+		d.cleared = now
+	}
 	for _, w := range ws {
 		delete(d.parts, w.d.ID)
 	}
@@ -176,7 +207,7 @@ func (d *doubt) taken(ws []*word) {
 // partsOf are the parts in which messages are told on that were refused together. What was
 // taken before, and ends, of which most were, need not wait until what is new is told apart:
 // each is a part.
-func partsOf(ws []*word) (parts [][]*word) {
+func partsOf(ws []*word, n int) (parts [][]*word) {
 	var standing, ends, others []*word
 	for _, w := range ws {
 		switch {
@@ -190,17 +221,25 @@ func partsOf(ws []*word) (parts [][]*word) {
 	}
 	for _, part := range [][]*word{standing, ends} {
 		if len(part) == len(ws) {
-			return inParts(part)
+			return inParts(part, n)
 		}
 		if len(part) > 0 {
 			parts = append(parts, part)
 		}
 	}
-	return append(parts, inParts(others)...)
+	return append(parts, inParts(others, n)...)
 }
 
-func inParts(ws []*word) [][]*word {
-	return slices.Collect(slices.Chunk(ws, max(1, (len(ws)+doubtParts-1)/doubtParts)))
+// partsAt is in how many parts what failed is told on, by grace.
+func partsAt(grace int) int {
+	if grace > 0 {
+		return randomParts
+	}
+	return doubtParts
+}
+
+func inParts(ws []*word, n int) [][]*word {
+	return slices.Collect(slices.Chunk(ws, max(1, (len(ws)+n-1)/n)))
 }
 
 // refused notes that messages were, which are in parts from now on, and returns those that
@@ -221,14 +260,19 @@ func (d *doubt) refused(parts [][]*word, said answer, now time.Time) (on []*word
 }
 
 // failed notes that messages were in a request that failed: together, or in parts where they
-// were before, or that took long. Each is asked again after a pause by how often that was.
+// were before, or that took long. Each is asked again after a pause by how often that was. Of
+// one that fails at random they are asked again as they were for longer, and soon.
 func (d *doubt) failed(rq *request, said answer, pause func(fails int) time.Duration, now time.Time) {
-	parts := [][]*word{rq.words}
-	if d.err = said.err; rq.suspects || said.late {
-		parts = partsOf(rq.words)
+	parts, grace := [][]*word{rq.words}, d.grace(now)
+	if fails := d.parts[rq.words[0].d.ID].fails; rq.suspects && fails >= grace || said.late && fails >= min(1, grace) {
+		parts = partsOf(rq.words, partsAt(grace))
 	}
-	if rq.suspects {
-		if d.row[rq.words[0].d.ID] = true; rq.failing || len(d.row) > suspectsAtOnce {
+	whole := len(rq.words)
+	if len(parts) > 1 {
+		whole = 0
+	}
+	if d.err = said.err; rq.suspects {
+		if d.row[rq.words[0].d.ID] = true; rq.failing || len(d.row) > suspectsAtOnce*(1+grace) {
 			if !isAhead(d.rest, now) { // of several at once, the first
 				d.rests++
 			}
@@ -236,7 +280,11 @@ func (d *doubt) failed(rq *request, said answer, pause func(fails int) time.Dura
 		}
 	}
 	d.divide(parts, now, func(x suspect) suspect {
-		return suspect{fails: x.fails + 1, until: now.Add(pause(x.fails + 1)).Truncate(time.Millisecond), err: said.err}
+		if whole == 0 && grace > 0 {
+			x.fails = 0 // each part has its own
+		}
+		until := now.Add(pause(max(0, x.fails+1-grace))).Truncate(time.Millisecond)
+		return suspect{fails: x.fails + 1, until: until, err: said.err, whole: whole}
 	}, func(*word) {})
 }
 
@@ -266,17 +314,17 @@ func (s *Service) doubt(ctx context.Context, h *held, r *target, a *reply) {
 	d := h.asks.doubts.of(r, a.to)
 	if a.answer.there(r.Kind) {
 		clear(d.row)
-		d.rest, d.rests = time.Time{}, 0
+		d.rest, d.rests, d.misses = time.Time{}, 0, 0
 	}
 	switch {
 	case a.answer.taken():
-		d.taken(a.words)
+		d.taken(a.words, s.now())
 		return
 	case !a.answer.refused():
 		d.failed(a.request, a.answer, func(fails int) time.Duration { return s.failHold(r.Kind, fails) }, s.now())
 		return
 	}
-	on := d.refused(partsOf(a.words), a.answer, s.now())
+	on := d.refused(partsOf(a.words, doubtParts), a.answer, s.now())
 	for _, w := range on {
 		if h.asks.words[w.d.ID] == w {
 			h.asks.queue(a.to).put(w.d.ID)

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -166,7 +168,7 @@ func TestSlowRefusals(t *testing.T) {
 // wordsOf are words with the ids.
 func wordsOf(ids ...string) (ws []*word) {
 	for _, id := range ids {
-		ws = append(ws, newWord(&Delivery{ID: id}))
+		ws = append(ws, newWord(&Delivery{ID: id, Push: &push{}}))
 	}
 	return ws
 }
@@ -180,7 +182,7 @@ func TestDoubtsAreBounded(t *testing.T) {
 	for i := range maxDoubts + 100 {
 		ids = append(ids, fmt.Sprint(i))
 	}
-	if on := d.refused(inParts(wordsOf(ids...)), answer{status: 400}, t0); len(on) != maxDoubts || len(d.parts) != maxDoubts {
+	if on := d.refused(inParts(wordsOf(ids...), doubtParts), answer{status: 400}, t0); len(on) != maxDoubts || len(d.parts) != maxDoubts {
 		t.Errorf("%d are told on, %d remembered", len(on), len(d.parts))
 	}
 	q := &queue{has: map[string]bool{}}
@@ -193,14 +195,14 @@ func TestDoubtsAreBounded(t *testing.T) {
 	if got, want := d.part(q, maxDoubts, nil, t0), ids[:(len(ids)+doubtParts-1)/doubtParts]; !slices.Equal(got, want) {
 		t.Errorf("then %q", got)
 	}
-	if on := d.refused(inParts(wordsOf("0")), answer{status: 400}, t0.Add(doubtKept)); len(on) != 0 || !d.parts["0"].alone || len(d.parts) != maxDoubts {
+	if on := d.refused(inParts(wordsOf("0"), 1), answer{status: 400}, t0.Add(doubtKept)); len(on) != 0 || !d.parts["0"].alone || len(d.parts) != maxDoubts {
 		t.Errorf("%d are remembered after a while, %+v", len(d.parts), d.parts["0"])
 	}
-	d.refused(inParts(wordsOf("0")), answer{status: 400}, t0.Add(doubtKept+resend))
+	d.refused(inParts(wordsOf("0"), 1), answer{status: 400}, t0.Add(doubtKept+resend))
 	if len(d.parts) != 1 {
 		t.Errorf("%d are remembered when they are old", len(d.parts))
 	}
-	d.taken(wordsOf("0"))
+	d.taken(wordsOf("0"), t0)
 	if len(d.parts) != 0 {
 		t.Errorf("%d are remembered when they are taken", len(d.parts))
 	}
@@ -210,11 +212,11 @@ func TestDoubtsAreBounded(t *testing.T) {
 func TestDoubtsThatWaitAreKept(t *testing.T) {
 	t.Parallel()
 	d, said := &doubt{parts: map[string]suspect{}}, answer{status: 400}
-	d.refused(inParts(wordsOf("waits")), said, t0)
-	d.refused(inParts(wordsOf("gone")), said, t0)
+	d.refused(inParts(wordsOf("waits"), 1), said, t0)
+	d.refused(inParts(wordsOf("gone"), 1), said, t0)
 	later := t0.Add(doubtKept - resend/2)
 	for range refusedTries {
-		d.refused(inParts(wordsOf("other")), said, later)
+		d.refused(inParts(wordsOf("other"), 1), said, later)
 	}
 	q := &queue{has: map[string]bool{}}
 	q.put("waits")
@@ -222,7 +224,7 @@ func TestDoubtsThatWaitAreKept(t *testing.T) {
 	if got, as := d.spent(q, later); !slices.Equal(got, []string{"waits"}) || !as.notAsked {
 		t.Errorf("not asked for now: %q, %+v", got, as)
 	}
-	d.refused(inParts(wordsOf("other")), said, later.Add(resend))
+	d.refused(inParts(wordsOf("other"), 1), said, later.Add(resend))
 	if _, is := d.parts["waits"]; !is || len(d.parts) != 2 {
 		t.Errorf("known are %+v", d.parts)
 	}
@@ -464,5 +466,158 @@ func TestAskedPauseOutlasts(t *testing.T) {
 	p.advance(time.Minute)
 	if p.noteAnswers(t.Context(), h, tr, to, []answer{{status: 200}}); len(h.lane.Holds) != 0 {
 		t.Errorf("held after the pause: %+v", h.lane.Holds)
+	}
+}
+
+// At an Alertmanager that fails at random, half of all requests, nothing lapses, and what is new
+// and what ends is told in a while: its failures are held against no alert, nor against it.
+func TestFailsAtRandom(t *testing.T) {
+	t.Parallel()
+	for name, fails := range map[string]func(http.ResponseWriter){
+		"502":   func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) },
+		"reset": func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := setup(t)
+			am := newFake(t, p)
+			p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+			var stand []*alert.Alert
+			for i := range 120 {
+				stand = append(stand, p.alert(fmt.Sprintf("stands%03d", i)))
+				if i%20 == 19 {
+					p.tell(alert.TypeFiring, stand[i-19:]...)
+					p.run()
+					p.advance(7 * time.Second)
+				}
+			}
+			take, rnd := am.answer, rand.New(rand.NewPCG(1, 2))
+			var mu sync.Mutex
+			am.answer = func(w http.ResponseWriter, r *http.Request, n int) {
+				mu.Lock()
+				bad := rnd.IntN(2) == 0
+				mu.Unlock()
+				if bad {
+					fails(w)
+					return
+				}
+				take(w, r, n)
+			}
+			const seconds, known, within = 200, 60, 20 // after a minute it is known for what it is
+			var over []string
+			late := 0
+			for i := range seconds {
+				p.tell(alert.TypeFiring, p.alert(fmt.Sprintf("new%03d", i)))
+				if i%5 == 0 {
+					over = append(over, stand[len(over)].Rule)
+					p.tell(alert.TypeResolved, stand[len(over)-1])
+				}
+				p.run()
+				fires := map[string]bool{}
+				for _, n := range am.firing(p.clock()) {
+					fires[n] = true
+				}
+				for _, a := range stand[len(over):] {
+					if !fires[a.Rule] {
+						t.Fatalf("%s has lapsed after %d s", a.Rule, i)
+					}
+				}
+				if i >= known+within {
+					if !fires[fmt.Sprintf("new%03d", i-within)] {
+						late++
+					}
+					if j := (i - within) / 5; i%5 == 0 && fires[over[j]] {
+						late++
+					}
+				}
+				p.advance(time.Second)
+			}
+			if late > (seconds-known-within)/10 {
+				t.Errorf("%d were told later than after %d s", late, within)
+			}
+		})
+	}
+}
+
+// One fails at random since it took, twice, what it had failed on, as that was. That it took a
+// part says nothing, nor that it takes again what it failed on while it was away; and after a
+// while neither does that.
+func TestRandomFailuresAreKnown(t *testing.T) {
+	t.Parallel()
+	pause := func(fails int) time.Duration { return time.Second << fails }
+	bad, now := wordsOf("1", "2", "3", "4", "5", "6", "7", "8"), t0
+	d := &doubt{parts: map[string]suspect{}, row: map[string]bool{}}
+	parts := func() int {
+		n := map[int]bool{}
+		for _, w := range bad {
+			n[d.parts[w.d.ID].part] = true
+		}
+		return len(n)
+	}
+	fails := func(ws []*word, suspects bool) {
+		now = now.Add(time.Second)
+		d.failed(&request{words: ws, suspects: suspects}, answer{status: 502, err: "answered 502"}, pause, now)
+	}
+	takes := func(what string, ws []*word, grace int) {
+		t.Helper()
+		now = now.Add(time.Second)
+		if d.taken(ws, now); d.grace(now) != grace {
+			t.Errorf("it took %s: %d", what, d.grace(now))
+		}
+	}
+	fails(bad, false)
+	if fails(bad, true); parts() != len(bad) {
+		t.Errorf("told again, it failed: they are in %d parts", parts())
+	}
+	takes("one of them", bad[:1], 0)
+	fails(bad[1:2], true)
+	fails(bad[2:3], true)
+	takes("one that it had failed on", bad[1:2], 0)
+	takes("another that it had failed on before that", bad[2:3], 0)
+	fails(bad[3:4], true)
+	takes("one that it had failed on since", bad[3:4], randomFails)
+	if d.grace(now.Add(randomFor)) != 0 || d.grace(now.Add(-time.Second)) != 0 {
+		t.Errorf("after a while: %d", d.grace(now.Add(randomFor)))
+	}
+	clear(d.parts)
+	for i := range randomFails + 1 {
+		if fails(bad, i > 0); i < randomFails && (parts() != 1 || !d.parts["1"].until.Equal(now.Add(time.Second))) {
+			t.Errorf("after %d failures they are in %d parts, and wait until %s", i+1, parts(), d.parts["1"].until)
+		}
+	}
+	if parts() != randomParts {
+		t.Errorf("in the end they are in %d parts", parts())
+	}
+}
+
+// Of a storm of which a third is refused, quickly, the good ones are told at once; those that
+// are refused are asked for no more often than before from then on.
+func TestRefusedStorm(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	x := newRefuser(t, p, "bad")
+	close(x.let)
+	p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{x.URL}})
+	var alerts []*alert.Alert
+	var good []string
+	for i := range 450 {
+		name := fmt.Sprintf("ok%03d", i)
+		if i%3 == 0 {
+			name = fmt.Sprintf("bad%03d", i)
+		} else {
+			good = append(good, name)
+		}
+		alerts = append(alerts, p.alert(name))
+	}
+	p.tell(alert.TypeFiring, alerts...)
+	if p.run(); !x.knows(p, good...)() {
+		t.Errorf("it knows %d of %d", len(x.firing(p.clock())), len(good))
+	}
+	for range 3 {
+		n := x.refused.Load()
+		p.advance(resend + 10*time.Second)
+		if p.run(); x.refused.Load()-n > aloneTries+suspectsAtOnce {
+			t.Errorf("a minute later it refused %d times", x.refused.Load()-n)
+		}
 	}
 }

@@ -159,10 +159,15 @@ func notAsked(since string, until time.Time) answer {
 
 // answered takes over what one Alertmanager answered. That it fails on a part of what it did
 // not take before says nothing of the rest, where it took something since it failed; where it
-// did not, that counts, but holds back nothing else.
+// did not, that counts, but holds back nothing else. Of one that fails at random, some failures
+// in a row say nothing either.
 func (s *Service) answered(ctx context.Context, h *held, r *target, a *reply) {
-	there, was := a.answer.there(r.Kind), h.lane.Holds[a.to.url]
-	if there || !a.suspects || a.failing && was.Fails > 0 || a.answer.pause > 0 {
+	there, was, d := a.answer.there(r.Kind), h.lane.Holds[a.to.url], h.asks.doubts.of(r, a.to)
+	if !there && !a.suspects {
+		d.misses++
+	}
+	fails := !a.suspects && d.misses > d.grace(s.now()) || a.failing && was.Fails > 0
+	if there || fails || a.answer.pause > 0 {
 		s.noteAnswers(ctx, h, r, a.to, []answer{a.answer})
 		if is := h.lane.Holds[a.to.url]; a.suspects && is.Fails > 0 && !is.Asked {
 			is.Until = was.Until
