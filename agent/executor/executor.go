@@ -101,6 +101,8 @@ type Delta struct {
 	Objects protocol.Inventory
 	Gone    []string
 	Events  []protocol.Event // N is left to the loop
+	// Whole: what a snapshot could not tell is read now, and so another is due.
+	Whole bool
 }
 
 // Executor carries operations out in one cluster. All methods may be called

@@ -149,3 +149,27 @@ func TestPreview(t *testing.T) {
 		}
 	})
 }
+
+// TestSnapshotSaysWhatIsUnread: with its last part, so that the plane keeps what it knows of
+// it; and all is told once more when it is read.
+func TestSnapshotSaysWhatIsUnread(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		b.exec.fleet = protocol.Inventory{Nodes: nodes(0, 600, 1), Unread: []string{"LeaderWorkerSet"}}
+		b.plane.answer.Reporter = true
+		b.start()
+		last := func() bool { return len(b.plane.parts) > 0 && b.plane.parts[len(b.plane.parts)-1].Last }
+		b.plane.wait(t, 30*time.Second, "a snapshot", last)
+		b.plane.locked(func() {
+			for i, p := range b.plane.parts {
+				if (len(p.Objects.Unread) == 1) != p.Last {
+					t.Errorf("part %d of %d says %q", i, len(b.plane.parts), p.Objects.Unread)
+				}
+			}
+			if b.plane.parts = nil; t.Failed() {
+				t.FailNow()
+			}
+		})
+		b.exec.deltas <- executor.Delta{Whole: true}
+		b.plane.wait(t, 10*time.Second, "another snapshot", last)
+	})
+}

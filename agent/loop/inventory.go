@@ -186,6 +186,9 @@ func (a *Agent) watch(ctx context.Context) {
 	for tries := 1; ; tries++ {
 		err := a.cfg.Executor.Watch(ctx, func(d executor.Delta) {
 			a.inventory.add(d.Objects, d.Gone)
+			if d.Whole {
+				a.inventory.askFull()
+			}
 			a.events.add(d.Events)
 		})
 		if ctx.Err() != nil {
@@ -268,6 +271,9 @@ func (a *Agent) sendSnapshot(ctx context.Context) error {
 		n := min(len(rest), inventoryBatch)
 		req := protocol.InventoryRequest{Snapshot: name, Part: part, Last: n == len(rest), Objects: assemble(rest[:n])}
 		rest = rest[n:]
+		if req.Last {
+			req.Objects.Unread = all.Unread
+		}
 		if err := a.postInventory(ctx, req); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/ledger"
@@ -20,6 +21,9 @@ type snapshotPart struct {
 // maxParts bounds the parts of one full inventory.
 const maxParts = 500
 
+// maxUnread bounds the kinds that one could not read.
+const maxUnread = 50
+
 // Inventory takes objects from the cluster's reporter: changes, or a part of a
 // full resend.
 func (s *Service) Inventory(ctx context.Context, cluster string, req protocol.InventoryRequest) (protocol.InventoryAnswer, error) {
@@ -29,6 +33,9 @@ func (s *Service) Inventory(ctx context.Context, cluster string, req protocol.In
 	}
 	if req.Part < 0 || req.Part >= maxParts || len(req.Snapshot) > 64 {
 		return protocol.InventoryAnswer{}, operation.Refuse("invalid", "snapshot takes 1 to 64 bytes, part 0 to %d", maxParts-1)
+	}
+	if n := len(inv.Unread); n > maxUnread {
+		return protocol.InventoryAnswer{}, tooMany("unread", n, maxUnread)
 	}
 	agent, err := s.agent(ctx, cluster, req.AgentID, req.Boot)
 	if err != nil {
@@ -107,7 +114,7 @@ func (s *Service) merge(ctx context.Context, objects []fleet.Object) error {
 	return nil
 }
 
-// endSnapshot removes what a full inventory did not name. When a part is
+// endSnapshot removes what a full inventory did not name, and could have. When a part is
 // missing nothing is removed and another resend is asked for.
 func (s *Service) endSnapshot(ctx context.Context, cluster string, req protocol.InventoryRequest, agent fleet.Agent) error {
 	named := map[string]bool{}
@@ -134,6 +141,9 @@ func (s *Service) endSnapshot(ctx context.Context, cluster string, req protocol.
 			return err
 		}
 		for _, o := range have {
+			if d := o.Deployment; d != nil && slices.Contains(req.Objects.Unread, d.Kind) {
+				continue // nobody knows
+			}
 			if !named[o.ID] {
 				if err := s.gone(ctx, cluster, o.ID); err != nil {
 					return err

@@ -9,11 +9,14 @@ type Inventory struct {
 	Devices     []Device     `json:"devices,omitempty"`
 	Deployments []Deployment `json:"deployments,omitempty"`
 	Components  []Component  `json:"components,omitempty"`
+	// Unread are the kinds of deployments that the agent cannot read now. A full resend
+	// says so with its last part: that it names none of them tells nothing.
+	Unread []string `json:"unread,omitempty"`
 }
 
 // InventoryRequest is POST /v1/agent/inventory. A full resend is a run of
 // requests with one Snapshot id and Part counted from 0; the one with Last set
-// ends it, and what the run did not name is gone.
+// ends it, and what the run did not name is gone, but for what it could not read.
 type InventoryRequest struct {
 	AgentID  string    `json:"agent_id"`
 	Boot     string    `json:"boot"`

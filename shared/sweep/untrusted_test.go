@@ -167,6 +167,32 @@ func TestSnapshot(t *testing.T) {
 	p.sound()
 }
 
+// TestInventoryWithoutWhatIsUnread: what an agent cannot read is not gone from a cluster
+// since no part of a full inventory names it; what it could read, and does not name, is.
+func TestInventoryWithoutWhatIsUnread(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	a := p.agent("a")
+	set, graph := protocol.Deployment{UID: "set", Name: "ml/llm", Kind: "LeaderWorkerSet", Revision: 1}, protocol.Deployment{UID: "graph", Name: "ml/chat", Kind: "DynamoGraphDeployment", Revision: 1}
+	nodes := []protocol.Node{node("n0", 1)}
+	all := protocol.Inventory{Nodes: nodes, Deployments: []protocol.Deployment{set, graph}}
+	for i, c := range []struct {
+		full       protocol.Inventory
+		set, graph bool // are there
+	}{
+		{all, true, true},
+		{protocol.Inventory{Nodes: nodes, Unread: []string{"LeaderWorkerSet"}}, true, false},
+		{protocol.Inventory{Nodes: nodes}, false, false},
+	} {
+		a.inventory(protocol.InventoryRequest{Snapshot: fmt.Sprint("u", i), Last: true, Objects: c.full})
+		for uid, want := range map[string]bool{"set": c.set, "graph": c.graph} {
+			if _, _, err := p.store.Object(t.Context(), fleet.DeploymentID(p.cl, uid)); (err == nil) != want {
+				t.Errorf("after inventory %d %s: %v", i, uid, err)
+			}
+		}
+	}
+}
+
 // TestInventoryOfAnySize: the largest call, objects twice, one GPU under two
 // spellings: all that fits is taken.
 func TestInventoryOfAnySize(t *testing.T) {

@@ -231,7 +231,7 @@ func (i *Inventory) Watch(ctx context.Context, f func(executor.Delta)) error {
 		}
 		for {
 			d, more := i.model.take(most)
-			if len(d.Events) > 0 || len(d.Gone) > 0 || !empty(d.Objects) {
+			if len(d.Events) > 0 || len(d.Gone) > 0 || !empty(d.Objects) || d.Whole {
 				f(d)
 			}
 			if !more || ctx.Err() != nil {

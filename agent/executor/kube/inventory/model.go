@@ -55,6 +55,10 @@ type model struct {
 	dirty    map[object]struct{}
 	events   []stamped
 
+	unread map[string]bool // kinds of deployments; false: they were read once
+	owed   bool            // a snapshot went without some of them
+	whole  bool            // and they are read since
+
 	ready chan struct{}
 	ring  chan struct{}
 }
@@ -82,7 +86,7 @@ func newModel(o *Options, now func() time.Time) *model {
 		pods: map[string]map[*pod]struct{}{}, budgets: map[string]map[*budget]struct{}{},
 		slices: map[string]map[*slice]struct{}{}, hosts: map[string]*host{}, devices: map[string]*deviceState{}, claimants: map[string][]*nodeState{},
 		workloads: map[string]*workload{}, byUIDs: map[string]*workload{}, parts: map[string]map[*workload]struct{}{}, comps: map[string]*component{},
-		folds: map[foldKey]*fold{}, dirty: map[object]struct{}{},
+		folds: map[foldKey]*fold{}, dirty: map[object]struct{}{}, unread: map[string]bool{},
 		ready: make(chan struct{}), ring: make(chan struct{}, 1),
 	}
 }
@@ -92,7 +96,7 @@ func (m *model) tick(version int64) { m.clock = max(m.clock+1, version*subs) }
 
 // signal wakes the Watch.
 func (m *model) signal() {
-	if len(m.dirty) == 0 && len(m.events) == 0 {
+	if len(m.dirty) == 0 && len(m.events) == 0 && !m.whole {
 		return
 	}
 	select {
@@ -185,10 +189,31 @@ func (m *model) begin() {
 	m.signal()
 }
 
+// without says that there is an inventory without the deployments of a kind, unless they
+// were read meanwhile: nobody converts them.
+func (m *model) without(kind string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, read := m.unread[kind]; !read {
+		m.unread[kind] = true
+	}
+}
+
+// with says that the deployments of a kind are read, or that there can be none.
+func (m *model) with(kind string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if was := m.unread[kind]; was && m.owed {
+		m.whole = true
+		m.signal()
+	}
+	m.unread[kind] = false
+}
+
 func (m *model) end() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.watching = false
+	m.watching, m.owed, m.whole = false, false, false // the next one begins with a snapshot
 }
 
 // take removes up to most changed objects, with all events, and tells whether
@@ -201,6 +226,7 @@ func (m *model) take(most int) (d executor.Delta, more bool) {
 		d.Events = append(d.Events, e.event)
 	}
 	m.events = nil
+	d.Whole, m.whole = m.whole, false
 	n := 0
 	for o := range m.dirty {
 		if n++; n > most {
@@ -245,5 +271,12 @@ func (m *model) everything() protocol.Inventory {
 	for name := range m.comps {
 		m.report(object{kindComponent, name}, &inv)
 	}
+	for kind, unread := range m.unread {
+		if unread {
+			inv.Unread = append(inv.Unread, kind)
+		}
+	}
+	slices.Sort(inv.Unread)
+	m.owed = len(inv.Unread) > 0
 	return inv
 }

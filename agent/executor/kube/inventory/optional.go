@@ -19,7 +19,8 @@ type optional struct {
 	versions []schema.GroupVersionResource // the first that is served, and converted, is watched
 	to       store
 	source   func(v schema.GroupVersionResource) *source
-	listed   func() // there is nothing to wait for any more
+	listed   func() // it is read, or there is none: there is nothing to wait for any more
+	without  func() // there is an inventory without it
 
 	mu sync.Mutex
 	// unconverted are the versions that the API server serves and cannot read: their
@@ -41,7 +42,7 @@ func (x *optional) unread(v schema.GroupVersionResource, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.held == nil {
-		x.held = time.AfterFunc(unconvertedMost, x.listed)
+		x.held = time.AfterFunc(unconvertedMost, x.without)
 	}
 	if x.unconverted[v] {
 		return
@@ -93,7 +94,10 @@ func (i *Inventory) optional(o *Options, client kubernetes.Interface, once func(
 	}
 	for _, c := range customs {
 		name := c.versions[0].GroupResource().String()
-		x := &optional{name: name, listed: once(name), versions: c.versions, turned: make(chan struct{}, 1)}
+		listed := once(name)
+		x := &optional{name: name, versions: c.versions, turned: make(chan struct{}, 1)}
+		x.listed = func() { m.with(c.kind); listed() }
+		x.without = func() { m.without(c.kind); listed() }
 		x.to = newFeed(m, c.strip, m.applyWorkload, x.listed)
 		x.source = func(v schema.GroupVersionResource) *source {
 			s := from(name, o.Cluster.Dynamic.Resource(v), nil, x.to)

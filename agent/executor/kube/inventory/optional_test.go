@@ -41,7 +41,7 @@ func TestVersionThatIsConverted(t *testing.T) {
 		"one is served, and is dead": {graphs[1:], graphs[1:], older, older, true},
 		"the one that works went":    {graphs[:1], graphs[:1], older, newest, false},
 	} {
-		x := &optional{listed: func() {}, turned: make(chan struct{}, 1)}
+		x := &optional{listed: func() {}, without: func() {}, turned: make(chan struct{}, 1)}
 		for _, v := range tt.dead {
 			x.unread(v, errors.New("EOF")) // which says nothing of the version
 			x.unread(v, unconverted("nvidia.com/"+v.Version+", Kind=DynamoGraphDeployment"))
@@ -61,7 +61,7 @@ func TestInventoryWithoutWhatNobodyConverts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var listed atomic.Int32
 		v := customs[0].versions[0]
-		x := &optional{listed: func() { listed.Add(1) }, turned: make(chan struct{}, 1)}
+		x := &optional{without: func() { listed.Add(1) }, turned: make(chan struct{}, 1)}
 		for range 10 {
 			x.unread(v, unconverted("leaderworkerset.x-k8s.io/v1, Kind=LeaderWorkerSet"))
 			time.Sleep(unconvertedMost / 10)
@@ -75,5 +75,37 @@ func TestInventoryWithoutWhatNobodyConverts(t *testing.T) {
 	h.heard("leaderworkersets", verbList, unconverted("leaderworkerset.x-k8s.io/v1, Kind=LeaderWorkerSet"))
 	if err := h.err(); err == nil || !strings.Contains(err.Error(), "conversion webhook for leaderworkerset.x-k8s.io/v1, Kind=LeaderWorkerSet failed") || h.down {
 		t.Errorf("it says %v, down %v", err, h.down)
+	}
+}
+
+// An inventory without what nobody converts says so, and once that is read another is due:
+// what the plane knows of it may be gone by then.
+func TestInventorySaysWhatIsUnread(t *testing.T) {
+	t.Parallel()
+	due := func(m *model) bool { d, _ := m.take(most); return d.Whole }
+	m := newModel(&Options{}, nil)
+	m.begin()
+	m.without(kindLeaderWorkerSet)
+	for range 2 {
+		if got := m.snapshot().Unread; len(got) != 1 || got[0] != kindLeaderWorkerSet || due(m) {
+			t.Errorf("unread: %q, and another is due already", got)
+		}
+	}
+	m.with(kindLeaderWorkerSet)
+	select {
+	case <-m.ring:
+	default:
+		t.Error("whoever watches is not woken")
+	}
+	if !due(m) || due(m) {
+		t.Error("no other is due, or two are")
+	}
+	m.without(kindLeaderWorkerSet) // its time ran out as it was read
+	if got := m.snapshot().Unread; got != nil {
+		t.Errorf("unread: %q, of what was read", got)
+	}
+	m.with(kindLeaderWorkerSet)
+	if due(m) {
+		t.Error("another is due, for nothing")
 	}
 }

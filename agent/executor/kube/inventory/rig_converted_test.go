@@ -65,7 +65,7 @@ func TestRigWithoutConversion(t *testing.T) {
 	has := func(kind string) bool {
 		return slices.ContainsFunc(f.model.snapshot().Deployments, func(d protocol.Deployment) bool { return d.Name == ns+"/llm" && d.Kind == kind })
 	}
-	if len(f.model.snapshot().Nodes) != 1 || !has(kindDynamoGraph) || has(kindLeaderWorkerSet) {
+	if len(f.model.snapshot().Nodes) != 1 || !has(kindDynamoGraph) || has(kindLeaderWorkerSet) || !slices.Equal(f.model.snapshot().Unread, []string{kindLeaderWorkerSet}) {
 		t.Errorf("the inventory: %+v", f.model.snapshot())
 	}
 	if err := f.Healthy(); err == nil || !strings.Contains(err.Error(), "list leaderworkersets.leaderworkerset.x-k8s.io, failing since") ||
@@ -75,5 +75,7 @@ func TestRigWithoutConversion(t *testing.T) {
 	if _, err := crds.Patch(t.Context(), "leaderworkersets.leaderworkerset.x-k8s.io", types.MergePatchType, []byte(`{"spec":{"conversion":{"strategy":"None","webhook":null}}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	r.Await("all is well", func(context.Context) (bool, error) { return has(kindLeaderWorkerSet) && f.Healthy() == nil, nil })
+	r.Await("all is well", func(context.Context) (bool, error) {
+		return has(kindLeaderWorkerSet) && f.Healthy() == nil && f.model.snapshot().Unread == nil, nil
+	})
 }
