@@ -237,7 +237,7 @@ func because(e *end, s *stepState, said executor.Outcome) *end {
 func (r *run) found(s *stepState, f executor.Finding) {
 	phase := f.Phase
 	if phase == operation.StepSucceeded {
-		phase = s.done(f.Nothing)
+		phase = s.doneAs(f.Nothing)
 	}
 	report := protocol.StepReport{StepID: s.ID, Phase: phase, ErrorCode: f.ErrorCode, Detail: f.Detail}
 	if s.begun {

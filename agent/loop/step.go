@@ -171,7 +171,7 @@ func (r *run) step(ctx context.Context, s *stepState, interruptible bool) *end {
 		r.agent.metrics.Steps.Add(out.Class)
 		switch out.Class {
 		case operation.OutcomeDone: // also when time ran out meanwhile: it was observed
-			r.close(s, s.done(out.Nothing), out)
+			r.close(s, s.doneAs(out.Nothing), out)
 			return nil
 		case operation.OutcomePermanent:
 			if e := r.interrupted(ctx, interruptible); e != nil && out.ErrorCode == codeCancelled {
@@ -322,9 +322,9 @@ func (r *run) executeWaiting(ctx context.Context, s *stepState, boundary <-chan 
 	}
 }
 
-// done is the phase of a step that is done. A cleanup step that had nothing to clean up was
+// doneAs is the phase of a step that is done. A cleanup step that had nothing to clean up was
 // not needed: so whoever ends the operation knows, whichever lease found that.
-func (s *stepState) done(nothing bool) operation.StepPhase {
+func (s *stepState) doneAs(nothing bool) operation.StepPhase {
 	if s.nothing = s.Cleanup && nothing; s.nothing {
 		return operation.StepSkipped
 	}

@@ -65,14 +65,14 @@ func (c *Cluster) Effect(ctx context.Context, t *executor.Task, what, resource, 
 func (c *Cluster) EffectWithin(ctx context.Context, t *executor.Task, limit time.Duration, what, resource, name string, f func(ctx context.Context) error) (Reply, *executor.Outcome) {
 	r, o := c.issue(ctx, t, what, resource, name, bound{once: true, limit: limit}, f)
 	if o == nil && r.Category == Timeout {
-		lost := executor.Ambiguous(fmt.Sprintf("%s %s: %s", what, name, unheard(r.Err)))
+		lost := executor.Ambiguous(fmt.Sprintf("%s %s: %s", what, name, noWord(r.Err)))
 		lost.CommandID = r.Command
 		return r, &lost
 	}
 	return r, o
 }
 
-func unheard(err error) string {
+func noWord(err error) string {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
 		return "the answer does not tell whether it was done: " + err.Error()

@@ -45,7 +45,7 @@ func (c *Cluster) MakeJob(ctx context.Context, t *executor.Task, job *batchv1.Jo
 			o := h.Outcome(ctx, t)
 			stop = &o
 		case stop != nil && stop.ErrorCode == "fenced" && !errors.Is(r.Err, executor.ErrFenced): // its own time was over
-			o := c.unheard(ctx, t, r.Err, x)
+			o := c.cameToNothing(ctx, t, r.Err, x)
 			stop = &o
 		case stop != nil:
 			o := Patient(*stop, askAgain)
@@ -54,7 +54,7 @@ func (c *Cluster) MakeJob(ctx context.Context, t *executor.Task, job *batchv1.Jo
 			o := hook.Outcome()
 			stop = &o
 		case r.Category == Timeout:
-			o := c.unheard(ctx, t, r.Err, x)
+			o := c.cameToNothing(ctx, t, r.Err, x)
 			stop = &o
 		}
 	} else {
@@ -103,7 +103,7 @@ func (c *Cluster) rehearseJob(ctx context.Context, t *executor.Task, job *batchv
 	case hook != nil && took >= SlowFrom:
 		o = hook.Outcome()
 	case err != nil && ctx.Err() != nil || executor.Halted(ctx, t) != "":
-		o = c.unheard(ctx, t, err, x)
+		o = c.cameToNothing(ctx, t, err, x)
 	case err != nil && took >= SlowFrom && unavailable(err):
 		o = Patient(Broken(err), askAgain)
 	case TakesNoDryRun(err) || took >= SlowFrom:
@@ -114,8 +114,8 @@ func (c *Cluster) rehearseJob(ctx context.Context, t *executor.Task, job *batchv
 	return 0, &o
 }
 
-// unheard is the outcome of a step whose question came to nothing, and nobody hangs.
-func (c *Cluster) unheard(ctx context.Context, t *executor.Task, err error, x Change) executor.Outcome {
+// cameToNothing is the outcome of a step whose question came to nothing, and nobody hangs.
+func (c *Cluster) cameToNothing(ctx context.Context, t *executor.Task, err error, x Change) executor.Outcome {
 	if halt := executor.Halted(ctx, t); halt != "" {
 		return executor.Waiting(halt, "stopped before "+x.What+" was made")
 	}

@@ -50,12 +50,12 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 	}
 	var away *cluster.Unanswered
 	since := map[types.UID]time.Time{} // of Jobs that have ended and whose pods are not seen
-	again := time.NewTimer(0)
-	defer again.Stop()
+	unseen := time.NewTimer(0)         // until what is not seen yet is judged
+	defer unseen.Stop()
 	for {
 		select {
 		case <-f.Changed():
-		case <-again.C:
+		case <-unseen.C:
 		case <-ctx.Done():
 		case <-cancelled:
 		}
@@ -80,7 +80,7 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 		}
 		s := f.scene()
 		if left := s.unseen(since, u.Now()); left > 0 {
-			again.Reset(left)
+			unseen.Reset(left)
 			continue
 		}
 		if o := judge(s); o != nil {

@@ -138,7 +138,7 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 		for _, x := range late {
 			d.lost(x, false)
 		}
-		slices.SortFunc(d.Pods, byName)
+		slices.SortFunc(d.Pods, inOrder)
 		return d
 	}
 	on := make(map[types.UID]*corev1.Pod, len(r.pods))
@@ -160,7 +160,7 @@ func (e *drainer) details(s *session, rec *record, r *reading, a *protocol.Assig
 	if plan != nil && err == nil && p.Device == "" {
 		d.strays(p, plan, late, r, a)
 	}
-	slices.SortFunc(d.Pods, byName)
+	slices.SortFunc(d.Pods, inOrder)
 	d.Counts.Stayed = len(on) - d.Counts.Left - d.Counts.Stopping - d.Counts.Finished - d.Counts.CameAfter
 	if rec.cordoned() && rec.GPUs == nil {
 		gpus, known := e.gpus(r.node), *rec
@@ -379,7 +379,7 @@ func (e *drainer) explain(ctx context.Context, d *details, r *reading, a *protoc
 	}
 }
 
-func byName(a, b podOutcome) int { return strings.Compare(a.Pod+a.UID, b.Pod+b.UID) }
+func inOrder(a, b podOutcome) int { return strings.Compare(a.Pod+a.UID, b.Pod+b.UID) }
 
 func moment(t time.Time) *time.Time {
 	if t.IsZero() {

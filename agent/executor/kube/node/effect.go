@@ -10,12 +10,11 @@ import (
 
 // codeNoEffect is of a pod that is not told to stop although the API server accepted
 // its eviction. A mutating webhook or policy may set deleteOptions.dryRun of evictions:
-// the API server answers as ever then, and does nothing.
+// the API server answers as ever then, and does nothing. A deletion that is accepted does
+// what is asked of it: admission may deny it and changes nothing of it.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#dry-run
-const codeNoEffect = "eviction_without_effect"
-
-// A deletion does what is asked of it: admission may deny it and changes nothing of it.
 // https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#response
+const codeNoEffect = "eviction_without_effect"
 
 // vain is what is known of evictions of a pod that were accepted and did nothing, in a
 // row. The zero value: there is none.

@@ -101,7 +101,7 @@ func (d *details) adopt(a *protocol.Assignment, pods []*corev1.Pod) {
 			d.Pods = append(d.Pods, podOutcome{Pod: key(v.pod), UID: string(v.pod.UID), Outcome: outcomeUnknown, Detail: "its node is gone, and nobody saw it stop", unasked: true})
 		}
 	}
-	slices.SortFunc(d.Pods, byName)
+	slices.SortFunc(d.Pods, inOrder)
 }
 
 // outlives books a planned pod that is still there though its node is gone, or

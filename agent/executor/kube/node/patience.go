@@ -166,7 +166,7 @@ func (d *drive) openEnd(lost int, o executor.Outcome) executor.Outcome {
 		detail += "; " + o.Detail
 	}
 	away, _ := d.c.Pulse.State()
-	if p := d.unheard(); p != nil && away == nil && !strings.Contains(detail, mayHang) {
+	if p := d.firstUnheard(); p != nil && away == nil && !strings.Contains(detail, mayHang) {
 		detail += fmt.Sprintf("; pod %s: %s: %s", p.name, &p.unheard, mayHang)
 	}
 	x := executor.Ambiguous(detail)
@@ -178,9 +178,9 @@ func (d *drive) openEnd(lost int, o executor.Outcome) executor.Outcome {
 	return x
 }
 
-// unheard is the first pod that is left whose last call was not answered; nil: there is
+// firstUnheard is the first pod that is left whose last call was not answered; nil: there is
 // none.
-func (d *drive) unheard() *planned {
+func (d *drive) firstUnheard() *planned {
 	for _, p := range sorted(d.s.plan, d.p) {
 		if p.unheard.tries > 0 && p.left() && !p.going() {
 			return p
