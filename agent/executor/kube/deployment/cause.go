@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 )
 
 // Codes of what keeps a rollout from its end.
@@ -17,8 +17,8 @@ const (
 	codeImagePull     = "image_pull_failed"
 	codeCrashLoop     = "crash_loop"
 	codeConfig        = "config_error"
-	codeQuota         = "quota_exceeded"
-	codeCreateRefused = "create_refused" // an admission policy refuses the pods
+	codeQuota         = cluster.CodeQuota
+	codeCreateRefused = cluster.CodeCreateRefused
 	codeUnschedulable = "unschedulable"
 	codeGated         = "scheduling_gated" // no scheduler may place it yet
 	codeNoScheduler   = "scheduler_silent" // none has said anything of it
@@ -41,9 +41,6 @@ const (
 	ruleStrategy  = "spec.updateStrategy"
 	rulePartition = "partition"
 )
-
-// maxMessage bounds what a container or a policy said, in bytes.
-const maxMessage = 300
 
 // slowCrashes is how many restarts of a container that is not ready count as a
 // crash loop between two back-offs.
@@ -167,14 +164,8 @@ func imageOf(p *corev1.Pod, s corev1.ContainerStatus) string {
 
 // refusedPods reads why a controller could not make pods.
 func refusedPods(resource, message string, since time.Time) cause {
-	c := cause{code: codeCreateRefused, resource: resource, rule: "admission", since: since, detail: "pods cannot be made: " + bound(message)}
-	// The quota's refusal has no reason of its own: it is a 403 as any other.
-	// https://kubernetes.io/docs/concepts/policy/resource-quotas/
-	if _, quota, is := strings.Cut(message, "exceeded quota: "); is {
-		name, _, _ := strings.Cut(quota, ",")
-		c.code, c.rule = codeQuota, "quota "+name
-	}
-	return c
+	code, rule, detail := cluster.PodsRefused(message)
+	return cause{code: code, resource: resource, rule: rule, since: since, detail: detail}
 }
 
 // pausedCause says that nothing goes on: a paused Deployment rolls nothing, and its
@@ -223,14 +214,4 @@ func ready(p *corev1.Pod) bool {
 }
 
 // bound makes one short line of a message from outside.
-func bound(s string) string {
-	s = strings.Join(strings.Fields(s), " ")
-	if len(s) <= maxMessage {
-		return cmp.Or(s, "no message")
-	}
-	s = s[:maxMessage]
-	for !utf8.ValidString(s) {
-		s = s[:len(s)-1]
-	}
-	return s + "..."
-}
+func bound(s string) string { return cluster.Bound(s) }

@@ -57,7 +57,7 @@ func (e *devices) ask(ctx context.Context, t *executor.Task, d target, verb, nam
 			return heard{}, &o
 		}
 		if on, ok := cluster.ReadMark(have.Annotations); !ok || on != cluster.MarkOf(t) {
-			o := executor.Permanent("job_refused", fmt.Sprintf("job %s/%s is there and is not this lease's", e.c.Namespace, name))
+			o := executor.Permanent(cluster.CodeJobRefused, fmt.Sprintf("job %s/%s is there and is not this lease's", e.c.Namespace, name))
 			return heard{}, &o
 		}
 		job = have
@@ -70,7 +70,7 @@ func (e *devices) ask(ctx context.Context, t *executor.Task, d target, verb, nam
 		o.CommandID = r.Command
 		return heard{}, &o
 	default:
-		o := executor.Permanent("job_refused", fmt.Sprintf("the cluster takes no Job in namespace %s: %v", e.c.Namespace, r.Err))
+		o := executor.Permanent(cluster.CodeJobRefused, fmt.Sprintf("the cluster takes no Job in namespace %s: %v", e.c.Namespace, r.Err))
 		o.CommandID = r.Command
 		return heard{}, &o
 	}
@@ -201,7 +201,11 @@ func (h heard) silent(verb string) executor.Outcome {
 		o := executor.Permanent(h.code, h.why)
 		o.ActionText = "make the host program's image available to the node (deviceReset.image), then reset again"
 		return o
-	case h.code == "config_error" || h.code == "no_pod":
+	case h.code == cluster.CodeQuota:
+		o := executor.Permanent(h.code, h.why)
+		o.ActionText = "raise the quota of the agent's namespace or free some of it, then reset again"
+		return o
+	case h.code == "config_error" || h.code == codeNoPod || h.code == cluster.CodeCreateRefused:
 		o := executor.Permanent(h.code, h.why)
 		o.Retryable, o.ActionCode, o.ActionText = true, operation.ActRestoreDependency, "make the namespace take the host program's pods (deviceReset), then reset again"
 		return o

@@ -244,27 +244,35 @@ func TestImagePull(t *testing.T) {
 	}
 }
 
+// restrict makes the agent's namespace one that takes no privileged pods.
+func (b *bench) restrict() {
+	b.t.Helper()
+	admin := b.r.Client(kuberig.Admin).CoreV1().Namespaces()
+	ns, err := admin.Get(b.t.Context(), b.ns, metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	ns.Labels["pod-security.kubernetes.io/enforce"] = "baseline"
+	if _, err := admin.Update(b.t.Context(), ns, metav1.UpdateOptions{}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // TestNoPod: the namespace takes no privileged pods. A reset that got none by its
 // Job's own count reset nothing, and is taken away.
 func TestNoPod(t *testing.T) {
 	t.Parallel()
 	b := setup(t, benchOptions{config: func(c *Config) { c.LookTimeout, c.ResetTimeout = 2*time.Second, time.Second }})
-	admin := b.r.Client(kuberig.Admin).CoreV1().Namespaces()
-	ns, err := admin.Get(t.Context(), b.ns, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns.Labels["pod-security.kubernetes.io/enforce"] = "baseline"
-	if _, err := admin.Update(t.Context(), ns, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	b.restrict()
 	o, tell := b.run("preflight", "op_nopod", 1, 1, `{}`)
-	want(t, o, operation.OutcomePermanent, "no_pod")
-	if !strings.Contains(o.Detail, "pod security level") || len(tell.blockers) == 0 || tell.blockers[0][0].Code != "no_pod" {
+	want(t, o, operation.OutcomePermanent, cluster.CodeCreateRefused)
+	if named := func(now []protocol.Blocker) bool {
+		return len(now) == 1 && now[0].Rule == "PodSecurity baseline:latest"
+	}; !strings.Contains(o.Detail, "PodSecurity") || !slices.ContainsFunc(tell.blockers, named) {
 		t.Errorf("%+v, blockers %+v", o, tell.blockers)
 	}
 	o, _ = b.run("reset", "op_nopod", 1, 1, `{}`)
-	want(t, o, operation.OutcomePermanent, "no_pod")
+	want(t, o, operation.OutcomePermanent, cluster.CodeCreateRefused)
 	if !strings.HasSuffix(o.Detail, "nothing was reset") {
 		t.Errorf("%+v", o)
 	}

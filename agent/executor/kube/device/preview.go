@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/opsplane/opsplane/agent/executor"
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/node"
@@ -14,7 +16,7 @@ import (
 )
 
 // preview tells what a reset would meet, from what the host last reported: no Job
-// is made for a question.
+// is made for a question, only rehearsed.
 func (e *devices) preview(ctx context.Context, r protocol.PreviewRequest) ([]protocol.Blocker, error) {
 	a := &protocol.Assignment{TargetUID: r.TargetUID, TargetName: r.TargetName, NodeName: r.NodeName}
 	blockers := []protocol.Blocker{}
@@ -41,6 +43,15 @@ func (e *devices) preview(ctx context.Context, r protocol.PreviewRequest) ([]pro
 	}
 	if blockers, err = e.lacks(ctx, n, jobRights); err != nil {
 		return nil, fmt.Errorf("preview device.reset: %w", err)
+	}
+	if len(blockers) == 0 {
+		refused, err := e.c.ForeseeJob(ctx, e.rehearsed(r, d))
+		if err != nil {
+			return nil, fmt.Errorf("preview device.reset: %w", err)
+		}
+		if refused != nil {
+			blockers = append(blockers, *refused)
+		}
 	}
 	h, err := e.host(ctx, d.node)
 	if err != nil {
@@ -76,6 +87,13 @@ func (e *devices) preview(ctx context.Context, r protocol.PreviewRequest) ([]pro
 	}
 	add(report.CodeGone, fmt.Sprintf("node %s reports no device %s", d.node, d.uuid))
 	return blockers, nil
+}
+
+// rehearsed is the Job of the reset, for a question whether the cluster would take it.
+func (e *devices) rehearsed(r protocol.PreviewRequest, d target) *batchv1.Job {
+	t := &executor.Task{Attempt: 1, Assignment: &protocol.Assignment{Operation: r.ID, Run: 1, Generation: 1, Type: r.Type,
+		TargetUID: r.TargetUID, TargetName: r.TargetName, NodeName: r.NodeName, Payload: r.Payload}}
+	return e.job(t, d, report.VerbReset, looking(cluster.MarkOf(t), report.VerbReset))
 }
 
 // previewDrain tells what the drain of a device's pods would meet: what a drain of

@@ -15,6 +15,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/host/report"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/kuberig"
+	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
@@ -102,6 +103,12 @@ func TestRights(t *testing.T) {
 				if err != nil || len(list.Items) != 0 {
 					t.Errorf("events %v: %v", list.Items, err)
 				}
+			case "list events": // that there is no pod is told without, and not why
+				b.restrict()
+				b.cfg.LookTimeout = 2 * time.Second
+				b.typ = Reset(b.c, b.cfg, node.NewDrains(b.c, node.Options{}))
+				o, _ := b.run("preflight", "op_rights", 1, 1, `{}`)
+				want(t, o, operation.OutcomePermanent, codeNoPod)
 			default:
 				t.Errorf("no case for %s: is it needed?", what)
 			}

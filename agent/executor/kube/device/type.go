@@ -105,6 +105,7 @@ var Rights = slices.Concat(jobRights, []cluster.Right{
 	{Verb: "list", Resource: "pods", Why: "to read a Job's answer, and to find the pods that hold a device"},
 	{Verb: "watch", Resource: "pods", Why: "to see a Job answer, and the pods that hold a device stop"},
 	{Verb: "get", Resource: "configmaps", Namespace: cluster.OwnNamespace, Why: "to preview a reset from what the host reports of itself"},
+	{Verb: "list", Resource: "events", Namespace: cluster.OwnNamespace, Why: "to read why a Job's pod cannot be made"},
 	cluster.EventRight,
 }, node.EvictRights)
 

@@ -34,7 +34,8 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 	defer w.forgive()
 	look := time.NewTicker(nodeLook)
 	defer look.Stop()
-	var looked <-chan glimpse // how the node is; nil: it is not looked at
+	var looked <-chan glimpse          // how the node is; nil: it is not looked at
+	var asked <-chan *protocol.Blocker // why there is no pod; nil: it is not asked for
 	defer e.c.Pulse.Listen()()
 	for {
 		pods, changed := watched.look()
@@ -52,6 +53,7 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 		case <-patient.C:
 			w.impatient = true
 			end = w.see(w.last)
+			asked = w.podless(under)
 		case <-w.pull():
 			w.failing = true
 			end = w.see(w.last)
@@ -59,6 +61,12 @@ func (e *devices) await(ctx context.Context, t *executor.Task, d target, verb st
 			if looked == nil && away == nil {
 				looked = w.node(under)
 			}
+			if asked == nil && away == nil && w.impatient && w.last.pod == nil {
+				asked = w.podless(under)
+			}
+		case b := <-asked:
+			asked = nil
+			w.refused(b)
 		case g := <-looked:
 			looked = nil
 			end = w.seen(g)
@@ -108,6 +116,7 @@ type waiting struct {
 	begun     time.Time
 	last      seenPod
 	impatient bool
+	named     bool // why there is no pod is known
 	deaf      bool // the API server does not answer
 	// pulling runs since the image's pull was seen to fail, nil: it does not; failing:
 	// it has failed for as long as is waited for a registry.
@@ -177,6 +186,14 @@ func (w *waiting) seen(g glimpse) *heard {
 	return nil
 }
 
+// codeNoPod is the code of a Job without a pod of which nobody says why.
+const codeNoPod = "no_pod"
+
+// waitsForPod tells whether what was shown last is that there is no pod.
+func (w *waiting) waitsForPod() bool {
+	return w.code == codeNoPod || w.code == cluster.CodeQuota || w.code == cluster.CodeCreateRefused
+}
+
 // mayRun tells whether the Job's container may have been started.
 func (w *waiting) mayRun() bool {
 	if w.last.pod == nil {
@@ -193,13 +210,13 @@ func (w *waiting) see(s seenPod) *heard {
 	w.last = s
 	p := s.pod
 	if p == nil {
-		if w.impatient {
-			w.block("no_pod", fmt.Sprintf("the cluster made no pod for job %s: does the namespace's pod security level allow privileged pods, and is service account %q there?",
+		if w.impatient && !(w.named && w.waitsForPod()) {
+			w.block(codeNoPod, fmt.Sprintf("the cluster made no pod for job %s: does the namespace's pod security level allow privileged pods, and is service account %q there?",
 				w.job.Name, w.e.cfg.ServiceAccount))
 		}
 		return nil
 	}
-	if w.code == "no_pod" { // it came late
+	if w.waitsForPod() { // it came late
 		w.code, w.why = "", ""
 		blocked(w.t)
 	}
