@@ -16,8 +16,9 @@ import (
 )
 
 // deniedByAdmission matches the words that the API server puts before what a webhook or
-// a policy said, and the name of either.
-var deniedByAdmission = regexp.MustCompile(`^admission webhook "([^"]+)" denied the request|ValidatingAdmissionPolicy '([^']+)' with binding '[^']*' denied request`)
+// a policy said, and the name of either. A MutatingAdmissionPolicy is no more than a
+// policy in them.
+var deniedByAdmission = regexp.MustCompile(`^admission webhook "([^"]+)" denied the request|(?:ValidatingAdmissionPolicy|^policy|: policy) '([^']+)' with binding '[^']*' denied request`)
 
 // AdmissionDenied tells whether an answer is a denial by a webhook or a policy of admission.
 func AdmissionDenied(err error) bool {

@@ -19,12 +19,13 @@ func TestDenialsOfAnyCode(t *testing.T) {
 	t.Parallel()
 	hook := `admission webhook "guard.example.com" denied the request: not on a Monday`
 	policy := `pods "web" is forbidden: ValidatingAdmissionPolicy 'freeze' with binding 'all' denied request: since now`
+	mutates := `policy 'tag' with binding 'all' denied request: no such key: app`
 	for _, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		for _, code := range []int{400, 401, 403, 404, 409, 410, 413, 422, 429, 500, 503, 504} {
 			for _, c := range []struct {
 				message string
 				denied  bool
-			}{{hook, true}, {policy, true}, {"pods \"web\" not found: so says the API server", false}, {`failed calling webhook "guard.example.com": EOF`, false}} {
+			}{{hook, true}, {policy, true}, {mutates, true}, {"pods \"web\" not found: so says the API server", false}, {`failed calling webhook "guard.example.com": EOF`, false}} {
 				name := fmt.Sprintf("%d %s %s", code, media, c.message)
 				s, cl := setup(t)
 				s.answer = func(w http.ResponseWriter, _ *http.Request) {
@@ -64,6 +65,9 @@ func TestDeniedBy(t *testing.T) {
 		`admission webhook "guard.example.com" denied the request: not on a Monday`:                                             "webhook guard.example.com",
 		`admission webhook "guard.example.com" denied the request without explanation`:                                          "webhook guard.example.com",
 		`pods "web" is forbidden: ValidatingAdmissionPolicy 'freeze' with binding 'all' denied request: since now`:              "policy freeze",
+		`policy 'pm' with binding 'all' denied request: no such key: app`:                                                       "policy pm",
+		`pods "web" is forbidden: policy 'pm' with binding 'all' denied request: no such key: app`:                              "policy pm",
+		`pods "web" is forbidden: a policy 'pm' with binding 'all' denied request`:                                              " ",
 		`pods "web" is forbidden: User "x" cannot create resource "pods/eviction"`:                                              " ",
 		`Internal error occurred: failed calling webhook "guard.example.com": EOF`:                                              " ",
 		`pods "web" is forbidden: exceeded, as admission webhook "guard.example.com" denied the request: no, which nobody said`: " ",
