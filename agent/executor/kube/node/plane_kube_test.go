@@ -156,7 +156,7 @@ func TestControlPlaneFaults(t *testing.T) {
 		n, ns := r.Node("dead"), r.Namespace()
 		r.Deployment(ns, "web", 1, kuberig.OnNode(n.Name))
 		r.KillKubelet(n.Name)
-		r.AwaitNode(n.Name, "is unreachable", func(n *corev1.Node) bool { code, _ := ailing(n, time.Now()); return code == "node_unreachable" })
+		r.AwaitNode(n.Name, "is unreachable", func(n *corev1.Node) bool { code, _ := ailing(n); return code == "node_unreachable" })
 		a := agentOf(t, r.Kubeconfig(user), nil)
 		if got := codes(preview(t, a, "node.drain", n, `{}`)); !slices.Contains(got, "node_unreachable") {
 			t.Errorf("the dry run shows %q", got)

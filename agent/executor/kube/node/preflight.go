@@ -128,7 +128,7 @@ func (s *survey) blockers(n *corev1.Node, now clock, refused map[types.UID]*refu
 	add := func(code, resource, rule, detail string) {
 		list = append(list, protocol.Blocker{Code: code, Resource: resource, Rule: rule, Detail: detail})
 	}
-	if code, why := ailing(n, now()); code != "" {
+	if code, why := ailing(n); code != "" {
 		add(code, "node/"+n.Name, "", why)
 	}
 	untold := map[string]bool{} // webhooks, each said once

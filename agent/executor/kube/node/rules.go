@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/opsplane/opsplane/agent/executor"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/shared/protocol"
 )
 
@@ -23,7 +24,7 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 	}
 	if len(l.waiting) > 0 {
-		if code, why := ailing(d.s.node, now); code != "" {
+		if code, why := ailing(d.s.node); code != "" {
 			l.hold(code, "node/"+d.s.node.Name, "", why, nil).since = readySince(d.s.node)
 		}
 	}
@@ -219,9 +220,9 @@ func (d *drive) staying(p *planned, now time.Time) (code, rule, why string) {
 }
 
 func staying(s *session, p *planned, now time.Time) (code, rule, why string) {
-	since, until := askedAt(p.pod), p.pod.DeletionTimestamp.Time
+	asked, until := askedAt(p.pod), p.pod.DeletionTimestamp.Time
 	over := !now.Before(until)
-	sick, _ := ailing(s.node, now)
+	sick, _ := ailing(s.node)
 	if sick == "node_unreachable" && !isReleased(p.pod) {
 		return sick, "", fmt.Sprintf("node %s is unreachable, so nobody can see it stop", s.node.Name)
 	}
@@ -229,7 +230,8 @@ func staying(s *session, p *planned, now time.Time) (code, rule, why string) {
 		return "finalizer", f, why
 	}
 	if over && sick != "" {
-		return sick, "kubelet", fmt.Sprintf("its grace period ended at %s and node %s is not ready", until.UTC().Format(time.RFC3339), s.node.Name)
+		c := cluster.Readiness(s.node)
+		return sick, "kubelet", fmt.Sprintf("its grace period ended at %s and node %s is not ready%s%s", until.UTC().Format(time.RFC3339), s.node.Name, since(c), inItsWords(c))
 	}
 	if over {
 		return "stopping", "kubelet", fmt.Sprintf("its grace period ended at %s and its kubelet has not said that it stopped", until.UTC().Format(time.RFC3339))
@@ -239,7 +241,7 @@ func staying(s *session, p *planned, now time.Time) (code, rule, why string) {
 		within = ", with its preStop hook,"
 	}
 	return "terminating", "grace_period", fmt.Sprintf("it has been stopping since %s, its grace period of %s%s ends at %s",
-		since.Format(time.RFC3339), until.Sub(since).Round(time.Second), within, until.UTC().Format(time.RFC3339))
+		asked.Format(time.RFC3339), until.Sub(asked).Round(time.Second), within, until.UTC().Format(time.RFC3339))
 }
 
 // stayingSince is since when what keeps a pod does that was told to stop, as the cluster

@@ -205,9 +205,9 @@ func TestPlanOutlastsRestore(t *testing.T) {
 // What a drain does in its force window to a pod that is stopping.
 func TestEscalation(t *testing.T) {
 	t.Parallel()
-	hour := metav1.NewTime(time.Now().Add(-time.Hour))
+	just := metav1.NewTime(time.Now().Add(-time.Second))
 	ready := func(s corev1.ConditionStatus) corev1.NodeCondition {
-		return corev1.NodeCondition{Type: corev1.NodeReady, Status: s, LastTransitionTime: hour, Message: "container runtime is down"}
+		return corev1.NodeCondition{Type: corev1.NodeReady, Status: s, LastTransitionTime: just, Message: "container runtime is down"}
 	}
 	long := func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.NewTime(time.Now().Add(time.Hour))) }
 	for _, tc := range []struct {
@@ -309,13 +309,55 @@ func TestAilingSinceNobodyKnowsWhen(t *testing.T) {
 		"unreachable, no time":    {corev1.ConditionUnknown, time.Time{}, "node n is unreachable, so nobody can see its pods stop"},
 		"not ready":               {corev1.ConditionFalse, at, "node n is not ready since 2026-01-02T03:04:05Z, so its pods may be slow to stop: down"},
 		"not ready, without time": {corev1.ConditionFalse, time.Time{}, "node n is not ready, so its pods may be slow to stop: down"},
+		"ready":                   {corev1.ConditionTrue, at, ""},
 	} {
 		n := theNode(true, corev1.NodeCondition{Type: corev1.NodeReady, Status: tt.status, LastTransitionTime: metav1.NewTime(tt.at), Message: "down"})
-		if _, why := ailing(n, at.Add(time.Hour)); why != tt.why {
+		if _, why := ailing(n); why != tt.why {
 			t.Errorf("%s: %s", name, why)
 		}
 		if since := readySince(n); (since == nil) != tt.at.IsZero() || since != nil && !since.Equal(tt.at) {
 			t.Errorf("%s: since %v", name, since)
 		}
 	}
+}
+
+// A node that is not ready is named at once, since when and in its own words: by the dry
+// run, and while pods are waited for, whose grace is over and whose is not.
+func TestNotReadyIsNamedAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(2 * linger)
+		at := time.Now().Add(-time.Second)
+		down := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionFalse, LastTransitionTime: metav1.NewTime(at), Reason: "KubeletNotReady", Message: "container runtime is down"}
+		client := fake.NewClientset(theNode(true, down), aPod("a", ago(40*time.Second)), aPod("b", func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.NewTime(at.Add(time.Hour))) }))
+		permit(client)
+		e := newDrainer(&cluster.Cluster{Client: client, Now: time.Now}, Options{})
+		says := "node n is not ready since " + at.UTC().Format(time.RFC3339) + ", so its pods may be slow to stop: container runtime is down"
+		b, err := e.previewDrain(t.Context(), protocol.PreviewRequest{Type: "node.drain", TargetName: "node:n"})
+		if err != nil || len(b) != 1 || b[0].Code != "node_not_ready" || b[0].Resource != "node/n" || b[0].Detail != says {
+			t.Errorf("the dry run shows %+v, %v", b, err)
+		}
+		var told []protocol.Blocker
+		task := stuckTask(lease("op_1"), &told)
+		end := time.Now().Add(10 * time.Second)
+		task.Assignment.Deadline, task.Remaining = end, func() time.Duration { return time.Until(end) }
+		ctx, cancel := context.WithDeadline(t.Context(), end)
+		defer cancel()
+		drain := e.session(task.Assignment, true)
+		defer drain.close()
+		o := e.waitGone(ctx, task, drain)
+		if o.Class != operation.OutcomeWaiting || o.ErrorCode != "node_not_ready" || !strings.Contains(o.Detail, "container runtime is down") {
+			t.Errorf("%+v", o)
+		}
+		said := map[string]protocol.Blocker{}
+		for _, b := range told {
+			said[b.Resource] = b
+		}
+		for resource, want := range map[string]string{"node/n": "node_not_ready", "pod/ns/a": "node_not_ready", "pod/ns/b": "terminating"} {
+			b := said[resource]
+			if b.Code != want || want == "node_not_ready" && (b.Since == nil || !b.Since.Equal(at) || !strings.Contains(b.Detail, "container runtime is down")) {
+				t.Errorf("of %s it is told %+v", resource, b)
+			}
+		}
+	})
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -313,28 +314,37 @@ func (e *drainer) post(ctx context.Context, ev *policyv1.Eviction) error {
 
 // ailing tells what is wrong with a node that matters to its pods; an empty code:
 // nothing. Of a node whose kubelet does not report nobody can see the pods stop. One
-// whose kubelet says that it is not ready is there, and stops pods in its own time.
+// whose kubelet says that it is not ready is there, and stops pods in its own time. It is
+// said at once, also of a kubelet that has just started: whoever waits wants to know.
 // https://kubernetes.io/docs/reference/node/node-status/#condition
-func ailing(n *corev1.Node, now time.Time) (code, why string) {
+func ailing(n *corev1.Node) (code, why string) {
 	c := cluster.Readiness(n)
 	if c == nil {
 		return "", ""
 	}
-	since := ""
-	if !c.LastTransitionTime.IsZero() { // whoever writes conditions need not say
-		since = " since " + c.LastTransitionTime.UTC().Format(time.RFC3339)
-	}
-	switch {
-	case c.Status == corev1.ConditionUnknown:
-		return "node_unreachable", fmt.Sprintf("node %s is unreachable%s, so nobody can see its pods stop", n.Name, since)
-	case c.Status == corev1.ConditionFalse && now.Sub(c.LastTransitionTime.Time) > notReadyFor:
-		why = fmt.Sprintf("node %s is not ready%s, so its pods may be slow to stop", n.Name, since)
-		if c.Message != "" {
-			why += ": " + c.Message
-		}
-		return "node_not_ready", why
+	switch c.Status {
+	case corev1.ConditionUnknown:
+		return "node_unreachable", fmt.Sprintf("node %s is unreachable%s, so nobody can see its pods stop", n.Name, since(c))
+	case corev1.ConditionFalse:
+		return "node_not_ready", fmt.Sprintf("node %s is not ready%s, so its pods may be slow to stop%s", n.Name, since(c), inItsWords(c))
 	}
 	return "", ""
+}
+
+// since words when a condition came to be so, if whoever writes it says.
+func since(c *corev1.NodeCondition) string {
+	if c.LastTransitionTime.IsZero() {
+		return ""
+	}
+	return " since " + c.LastTransitionTime.UTC().Format(time.RFC3339)
+}
+
+// inItsWords is what a condition itself says of why, to follow on what is said of it.
+func inItsWords(c *corev1.NodeCondition) string {
+	if words := cmp.Or(c.Message, c.Reason); words != "" {
+		return ": " + words
+	}
+	return ""
 }
 
 // readySince is since when the node has been ready, or not; nil: nobody tells.
@@ -345,10 +355,6 @@ func readySince(n *corev1.Node) *time.Time {
 	}
 	return moment(c.LastTransitionTime.Time)
 }
-
-// notReadyFor is how long a node is not ready until that is worth a word: it is for a
-// moment when its kubelet starts.
-const notReadyFor = 5 * time.Minute
 
 // unsurveyed words why the survey could not be made.
 func unsurveyed(err error) *executor.Outcome {
