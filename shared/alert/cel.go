@@ -9,6 +9,7 @@ import (
 	"cel.dev/cel-go/cel"
 	"cel.dev/cel-go/checker"
 	celast "cel.dev/cel-go/common/ast"
+	"cel.dev/cel-go/common/operators"
 	"cel.dev/cel-go/common/overloads"
 	"cel.dev/cel-go/common/types"
 	"cel.dev/cel-go/common/types/ref"
@@ -67,7 +68,10 @@ type program struct {
 	needsSpec bool
 	// ofOperation: it asks for more of the operation than its id.
 	ofOperation bool
-	pointer     string // its field in the rule
+	// ofDetail: it reads the event's detail; ofTransition: what the detail of an
+	// operation's own events tells of it.
+	ofDetail, ofTransition bool
+	pointer                string // its field in the rule
 
 	// Of one that is not metered: it again, metered, how often it ran, and what it
 	// cost when that was measured last.
@@ -164,24 +168,43 @@ func (f *Faults) at(pointer string, ast *cel.Ast, id int64, code, format string,
 
 // walk looks through the expression: every regular expression must be written out
 // and small, which is checked here and never when it runs, and it notes what is
-// needed of the operation.
+// needed of the operation, and of the detail.
 func walk(f *Faults, ast *cel.Ast, p *program) bool {
 	found := 0
 	celast.PostOrderVisit(ast.NativeRep().Expr(), celast.NewExprVisitor(func(e celast.Expr) {
 		switch e.Kind() {
 		case celast.CallKind:
-			if e.AsCall().FunctionName() == overloads.Matches && found < maxFound && !checkMatches(f, ast, e, p.pointer) {
+			call := e.AsCall()
+			if call.FunctionName() == overloads.Matches && found < maxFound && !checkMatches(f, ast, e, p.pointer) {
 				found++
 			}
-		case celast.SelectKind:
-			s := e.AsSelect()
-			if o := s.Operand(); o.Kind() == celast.IdentKind && o.AsIdent() == "operation" {
-				p.needsSpec = p.needsSpec || fields[operationType][s.FieldName()].spec
-				p.ofOperation = p.ofOperation || s.FieldName() != "id"
+			if args := call.Args(); call.FunctionName() == operators.OptSelect && args[1].Kind() == celast.LiteralKind {
+				if name, ok := args[1].AsLiteral().Value().(string); ok {
+					p.selects(ast, args[0], name)
+				}
 			}
+		case celast.SelectKind:
+			p.selects(ast, e.AsSelect().Operand(), e.AsSelect().FieldName())
 		}
 	}))
 	return found == 0
+}
+
+// selects notes that a field is read, of a variable by whatever name.
+func (p *program) selects(ast *cel.Ast, operand celast.Expr, name string) {
+	of := ast.NativeRep().GetType(operand.ID())
+	if of.Kind() == types.OpaqueKind && len(of.Parameters()) == 1 { // event.?subject is optional, and so is what is read of it
+		of = of.Parameters()[0]
+	}
+	switch of.TypeName() {
+	case eventType:
+		p.ofDetail = p.ofDetail || name == "detail"
+	case operationType:
+		spec := fields[operationType][name].spec
+		p.needsSpec = p.needsSpec || spec
+		p.ofOperation = p.ofOperation || name != "id"
+		p.ofTransition = p.ofTransition || name != "id" && !spec
+	}
 }
 
 // checkMatches checks the pattern of a call text.matches(pattern) or
@@ -295,6 +318,8 @@ type Meter struct {
 	Cost      int64 // in CEL's units; of cheap expressions by samples
 	Folded    int64 // groups that were folded into "(other)"
 	Timers    int64 // timers that came
+	// Expired counts events of which a rule reads the detail, which retention has taken.
+	Expired int64
 	// Failed are the Errors by the rule's name.
 	Failed map[string]int64
 	// Keep is how many of the Errors are kept in First, as they come.
@@ -334,6 +359,7 @@ func (m *Meter) Add(o Meter) {
 	m.Cost += o.Cost
 	m.Folded += o.Folded
 	m.Timers += o.Timers
+	m.Expired += o.Expired
 	for rule, n := range o.Failed {
 		m.failed(rule, n)
 	}

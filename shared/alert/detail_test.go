@@ -78,3 +78,20 @@ func TestDetailOfFolding(t *testing.T) {
 	}
 	t.Error("it is not told")
 }
+
+// What an expression asks of the operation is known by whatever name it asks.
+func TestWhatIsAskedOfTheOperation(t *testing.T) {
+	t.Parallel()
+	for expr, want := range map[string]bool{
+		`operation.reason == "x"`:                                true,
+		`operation.?reason.orValue("") == "x"`:                   true,
+		`[operation].exists(o, o.reason == "x")`:                 true,
+		`optional.of(operation).?reason.orValue("") == "x"`:      true,
+		`operation.phase == "x" && event.detail.?reason == null`: false,
+	} {
+		c, err := Compile(Rule{Name: "x", On: []string{"x.a"}, When: expr}, "rul_1", 1)
+		if err != nil || c.NeedsSpec() != want {
+			t.Errorf("%s: its spec is needed: want %v; %v", expr, want, err)
+		}
+	}
+}

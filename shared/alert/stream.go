@@ -171,6 +171,9 @@ func (s *Stream) Judge(v *Vars, full func() bool) bool {
 		}
 		if l.c.Covers(s.Name) {
 			m := s.meter(l.c)
+			if e.DetailExpired && l.c.readsDetail(e) {
+				m.Expired++
+			}
 			errs := m.Errors
 			s.judge(l, v, clock, m)
 			if n := m.Errors - errs; n > 0 {

@@ -62,6 +62,15 @@ func (c *Compiled) needsSpecFor(typ string) bool {
 	return needs
 }
 
+// readsDetail tells whether an expression reads the detail of an event of the type.
+func (c *Compiled) readsDetail(e *event.Event) bool {
+	reads := false
+	c.programs(func(p *program) {
+		reads = reads || p.ofDetail || p.ofTransition && e.OperationID != "" && transition(e.Type)
+	})
+	return reads
+}
+
 // of reads a string of the detail of an operation's own event.
 func (v *Vars) of(key string) string {
 	if v.e.OperationID == "" || !transition(v.e.Type) {

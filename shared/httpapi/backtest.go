@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -22,7 +23,7 @@ type ruleTestBody struct {
 type ruleTestView struct {
 	react.Backtested
 	Alerts   []alertView `json:"alerts" nullable:"false" doc:"Those that would have fired, or are pending at the end, as they stand then, in the order in which they began"`
-	Warnings []string    `json:"warnings" nullable:"false" doc:"What may be a slip in the rule"`
+	Warnings []string    `json:"warnings" nullable:"false" doc:"What may be a slip in the rule, and what the test could not see"`
 }
 
 // testWeek is how far back a test looks by itself.
@@ -98,11 +99,33 @@ func (a *API) testRule(ctx context.Context, rq *request, _ *struct{ RawBody []by
 		return nil, err
 	}
 	b.Rule.Enabled = nil // it is judged as if it were
-	v := ruleTestView{Backtested: out, Alerts: make([]alertView, len(out.Alerts)), Warnings: warningsOf(&b.Rule, all)}
+	v := ruleTestView{Backtested: out, Alerts: make([]alertView, len(out.Alerts)), Warnings: append(warningsOf(&b.Rule, all), unseenBy(&out)...)}
 	for i, x := range out.Alerts {
 		v.Alerts[i] = viewAlert(x)
 	}
 	return &bodyOutput[ruleTestView]{Body: v}, nil
+}
+
+// unseenBy tells what of the time that was asked for a test could not see any more.
+func unseenBy(out *react.Backtested) []string {
+	var all []string
+	if n := out.DetailsExpired; n > 0 {
+		all = append(all, fmt.Sprintf("retention has taken the detail, which the rule reads, of %d of the %d events judged: what it says of them is not what it would have said then", n, out.Judged))
+	}
+	var last time.Time
+	n := 0
+	for _, x := range out.EventsFrom {
+		if x.Expired {
+			n++
+			if x.At.After(last) {
+				last = x.At
+			}
+		}
+	}
+	if n > 0 {
+		all = append(all, fmt.Sprintf("retention has taken earlier events of %d of the streams judged; from %s on nothing is missing: see events_from", n, stamp(last)))
+	}
+	return all
 }
 
 // below moves faults of a rule to where the rule is in the body.

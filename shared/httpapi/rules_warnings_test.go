@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/notify"
 	"github.com/opsplane/opsplane/shared/problem"
 )
@@ -177,5 +179,38 @@ func TestMatchersOfOtherClusters(t *testing.T) {
 		p.do("operator", "POST", "/v1/silences", m{"reason": "x", "ends_at": ends, "matchers": ms}).want(201).warns(want...)
 		p.do("admin", "POST", "/v1/receivers", m{"name": "r", "kind": "webhook", "url": "https://hooks.example.com/x", "matchers": ms}).want(201).warns(want...)
 		p.do("admin", "DELETE", "/v1/receivers/r", nil).want(204)
+	}
+}
+
+// A test says what retention took of the time that it judged.
+func TestWarningsOfWhatRetentionTook(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	ctx := t.Context()
+	at := time.Now().Add(-2 * time.Hour).Truncate(time.Millisecond).UTC()
+	for i := range 3 {
+		e := event.Event{ID: id.New(id.Event, at), Type: "node.left", Subject: event.Subject{Kind: "node", ID: "nod_1", Name: "n1"}, Severity: event.Info,
+			Timestamp: at.Add(time.Duration(i) * time.Minute), ReceivedAt: at.Add(time.Duration(i) * time.Minute), Detail: []byte(`{"i":1}`)}
+		if _, err := event.Append(ctx, p.db, p.cluster.ID, []event.Event{e}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	body := m{"since": stamp(at), "rule": m{"name": "a", "on": []string{"node.left"}, "when": "event.detail.?i.orValue(0) == 1"}}
+	test := func() answer { return p.do("viewer", "POST", "/v1/rules/test", body).want(200) }
+	if a := test().warns(); a.j["details_expired"] != 0.0 || a.j["matched"] != 3.0 {
+		t.Errorf("nothing was taken: %s", a.raw)
+	}
+	if _, err := event.ExpireDetails(ctx, p.db, p.cluster.ID, "node.*", time.Now(), 100); err != nil {
+		t.Fatal(err)
+	}
+	if a := test().warns("retention has taken the detail, which the rule reads, of 3 of the"); a.j["details_expired"] != 3.0 || a.j["matched"] != 0.0 {
+		t.Errorf("details were taken: %s", a.raw)
+	}
+	if _, _, err := event.Trim(ctx, p.db, p.cluster.ID, at.Add(30*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	from := stamp(at.Add(time.Minute))
+	if a := test().warns("of 2 of the", "from "+from+" on nothing is missing"); !strings.Contains(a.raw, `{"stream":"`+p.cluster.ID+`","at":"`+from+`","expired":true}`) {
+		t.Errorf("events were taken: %s", a.raw)
 	}
 }

@@ -52,6 +52,12 @@ type Backtested struct {
 	Judged   int64     `json:"judged"` // events
 	Matched  int64     `json:"matched"`
 	Errors   int64     `json:"errors"` // expressions that could not be evaluated
+	// DetailsExpired are the judged events whose detail the rule reads, and retention has
+	// taken: to the rule they have none.
+	DetailsExpired int64 `json:"details_expired" doc:"Judged events whose detail the rule reads, and retention has taken: to the rule it is empty"`
+	// EventsFrom are the streams, of those that were judged, in which there is nothing
+	// from Since on but later.
+	EventsFrom []EventsFrom `json:"events_from,omitempty" doc:"Of the streams judged, those whose events begin after since"`
 	// FirstErrors are the first of them, at most keptErrors.
 	FirstErrors []alert.Failure `json:"first_errors,omitempty"`
 	Folded      int64           `json:"folded"` // groups over the limit
@@ -64,6 +70,13 @@ type Backtested struct {
 	// count.
 	Inhibitors    []string `json:"inhibitors,omitempty"`
 	InhibitorCost int64    `json:"inhibitor_cost,omitempty"`
+}
+
+// EventsFrom is where a stream's events begin.
+type EventsFrom struct {
+	Stream  string    `json:"stream"`
+	At      time.Time `json:"at" doc:"When the first that is left was received; where none is, when the last that was taken was"`
+	Expired bool      `json:"expired" doc:"There were earlier ones, and retention has taken them"`
 }
 
 // Backtest judges the stored events by one rule, as if it had been in force then, and
@@ -158,6 +171,8 @@ func (b *Backtested) add(o *Backtested) {
 	b.Judged += o.Judged
 	b.Matched += o.Matched
 	b.Errors += o.Errors
+	b.DetailsExpired += o.DetailsExpired
+	b.EventsFrom = append(b.EventsFrom, o.EventsFrom...)
 	b.FirstErrors = append(b.FirstErrors, o.FirstErrors[:min(len(o.FirstErrors), keptErrors-len(b.FirstErrors))]...)
 	b.Folded += o.Folded
 	b.Cost += o.Cost
@@ -200,20 +215,25 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 		m := st.Meter
 		out.FirstErrors = m.First
 		out.Judged, out.Matched, out.Errors, out.Folded, out.Cost = m.Judged, m.Matched, m.Errors, m.Folded, m.Cost
-		out.InhibitorCost = st.Beside.Cost
+		out.InhibitorCost, out.DetailsExpired = st.Beside.Cost, m.Expired
 		out.Alerts, out.More = found.alerts(st)
 	}()
 	deadline, bounded := ctx.Deadline()
+	opens := true // what is read next is the first that is there
 	for done := false; !done; {
-		events, _, err := event.ReadStream(ctx, s.Store.Ledger, stream, st.Position.Next, backtestBatch)
+		events, head, err := event.ReadStream(ctx, s.Store.Ledger, stream, st.Position.Next, backtestBatch)
 		var expired *event.ExpiredError
 		if errors.As(err, &expired) { // retention passes by
-			st.Position.Next = expired.Streams[stream]
+			st.Position.Next, opens = expired.Streams[stream], true
 			continue
 		}
 		if err != nil {
 			return err
 		}
+		if opens && st.Position.Next == head.Low {
+			out.EventsFrom = eventsFrom(stream, events, head, b.Since)
+		}
+		opens = false
 		began := time.Now()
 		if done = len(events) == 0; done {
 			begin()
@@ -253,6 +273,22 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 		}
 	}
 	return nil
+}
+
+// eventsFrom is where the events begin of a stream that was read from its first on,
+// where that is later than since.
+func eventsFrom(stream string, events []event.Event, head event.Head, since time.Time) []EventsFrom {
+	x := EventsFrom{Stream: stream, Expired: head.Low > 1}
+	switch {
+	case len(events) > 0:
+		x.At = events[0].ReceivedAt.UTC()
+	case x.Expired:
+		x.At = time.UnixMilli(head.At).UTC()
+	}
+	if !x.At.After(since) {
+		return nil
+	}
+	return []EventsFrom{x}
 }
 
 // ends is until when a stream is judged: that of a deleted cluster until its deletion,
