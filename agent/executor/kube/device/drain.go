@@ -15,6 +15,7 @@ import (
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/node"
 	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/protocol"
 )
 
 // maxRounds is how often the pods of a device are evicted: some may come between
@@ -27,15 +28,17 @@ const codeOwnNode = "own_node"
 // drainHolders evicts the pods that hold the device, within their budgets, waits
 // until they are gone, and has the host look again.
 func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) executor.Outcome {
-	total := 0
+	total, waits := 0, 0
 	var on *holders
 	pods := e.drains.Chosen()
-	for range maxRounds {
-		a, stop := e.look(ctx, t, d, report.VerbPreflight)
+	var still *protocol.Blocker // what outlives its pod
+	for rounds := 0; rounds < maxRounds; {
+		a, stop := e.look(ctx, standing(t, still), d, report.VerbPreflight)
 		if stop != nil {
 			return *stop
 		}
 		if a.OK {
+			blocked(t)
 			t.Progress(total, total, "pods", fmt.Sprintf("%d of %d pods gone", total, total))
 			return executor.Done(fmt.Sprintf("%d pods were evicted, nothing holds GPU %s", total, d.uuid))
 		}
@@ -55,10 +58,20 @@ func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) 
 			o.ActionText = on.free(true)
 			return o
 		}
-		if !on.drainable() { // the host's word is old: it is asked again first
+		if still = on.outlive(d, still, e.c.Now()); len(on.pods) == 0 || !on.drainable() { // the host's word may be old: it is asked again first
+			if !on.drainable() {
+				rounds++
+			}
+			waits++
+			if stop := e.outwait(ctx, t, d, on, still, waits); stop != nil {
+				return *stop
+			}
 			continue
 		}
-		total += len(on.pods)
+		if stop := e.late(t, d); stop != nil { // no pod goes for nothing
+			return *stop
+		}
+		rounds, total = rounds+1, total+len(on.pods)
 		if stop := e.evict(ctx, t, d, pods, on.pods); stop != nil {
 			return *stop
 		}
@@ -68,8 +81,16 @@ func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) 
 		o.ActionText = on.free(true)
 		return o
 	}
+	return e.heldAgain(ctx, d, on)
+}
+
+// heldAgain is the outcome where pods came each time that they were evicted.
+func (e *devices) heldAgain(ctx context.Context, d target, on *holders) executor.Outcome {
 	o := executor.Permanent(report.CodeBusy, fmt.Sprintf("GPU %s is held again each time its pods were evicted, now by %s", d.uuid, on.names()))
 	o.ActionText = "cordon the node, then reset again"
+	if n, _, err := e.readNode(ctx, d.node); err == nil && n != nil && n.Spec.Unschedulable {
+		o.ActionText = fmt.Sprintf("find out what puts pods on node %s, which is cordoned, then reset again", d.node)
+	}
 	return o
 }
 
@@ -145,7 +166,9 @@ type holders struct {
 	others []report.Holder
 	// lost counts pods that the host names and that do not run as far as the cluster
 	// knows: they ended in between, or the host's word is old.
-	lost      int
+	lost int
+	// outlived are what holds the device of the lost ones, as the host has it.
+	outlived  []report.Holder
 	uids      []types.UID // of all pods
 	code, why string      // of a pod that no drain without allowances evicts
 }
@@ -163,6 +186,9 @@ func (h *holders) names() string {
 	out = append(out, h.fixed...)
 	for _, o := range h.others {
 		out = append(out, o.String())
+	}
+	for _, o := range h.outlived {
+		out = append(out, outliving(o))
 	}
 	return strings.Join(out, ", ")
 }
@@ -216,7 +242,7 @@ func (e *devices) resolve(ctx context.Context, d target, a *report.Answer) (*hol
 		}
 		p := match(list.Items, h.Pod)
 		if p == nil || finished(p) {
-			out.lost++
+			out.lost, out.outlived = out.lost+1, append(out.outlived, h)
 			continue
 		}
 		if seen[p.UID] {

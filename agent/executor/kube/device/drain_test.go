@@ -179,7 +179,7 @@ func TestNotReset(t *testing.T) {
 	}{
 		"reset":                    {phases: []operation.StepPhase{ok, ok, ok}, message: "GPU " + fakeUUID + " is ok"},
 		"reset after a drain":      {drains: true, phases: []operation.StepPhase{ok, ok, ok, ok}, drained: []string{"serve/a"}, message: "GPU " + fakeUUID + " is ok"},
-		"nobody knows":             {phases: []operation.StepPhase{ok, operation.StepUnknown, skipped}, message: "GPU " + fakeUUID + " is ok"},
+		"nobody knows":             {phases: []operation.StepPhase{ok, operation.StepUnknown, skipped}, message: "was reset is not known; by its host's last word it is ok"},
 		"refused by the preflight": {phases: []operation.StepPhase{failed, skipped, skipped}, message: "was not reset: it did not get past its step preflight; by its host's last word it is ok"},
 		"refused by the driver":    {phases: []operation.StepPhase{ok, failed, skipped}, message: "was not reset: it did not get past its step reset; by"},
 		"a budget": {drains: true, phases: []operation.StepPhase{ok, failed, skipped, skipped}, kept: []node.Kept{guarded},

@@ -75,13 +75,14 @@ func stepTask(op string, run int, generation int64) *executor.Task {
 type blockers struct {
 	mu  sync.Mutex
 	all []protocol.Blocker
+	now []protocol.Blocker
 }
 
 func (b *blockers) of(t *executor.Task) *blockers {
 	t.Blocked = func(now []protocol.Blocker) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.all = append(b.all, now...)
+		b.all, b.now = append(b.all, now...), now
 	}
 	return b
 }

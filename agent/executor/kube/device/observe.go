@@ -77,6 +77,9 @@ func (e *devices) observe(ctx context.Context, a *protocol.Assignment, end *exec
 	if notReset != "" {
 		end.Message = fmt.Sprintf("%s; by its host's last word it is %s", notReset, dev.Health)
 	}
+	if executor.StepNamed(a, "reset").Phase == operation.StepUnknown {
+		end.Message = fmt.Sprintf("whether GPU %s was reset is not known; by its host's last word it is %s", d.uuid, dev.Health)
+	}
 	if dev.Detail != "" {
 		end.Message += ": " + dev.Detail
 	}

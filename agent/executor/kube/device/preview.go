@@ -33,6 +33,12 @@ func (e *devices) preview(ctx context.Context, r protocol.PreviewRequest) ([]pro
 		add(code, why)
 		return blockers, nil
 	}
+	var soon []protocol.Blocker // what the deadline has to do with
+	if r.DeadlineMS > 0 {
+		if b := e.short(time.Duration(r.DeadlineMS)*time.Millisecond, d); b != nil {
+			soon = append(soon, *b)
+		}
+	}
 	n, away, err := e.readNode(ctx, d.node)
 	if err != nil {
 		return nil, fmt.Errorf("preview device.reset: %w", err)
@@ -44,7 +50,8 @@ func (e *devices) preview(ctx context.Context, r protocol.PreviewRequest) ([]pro
 	if blockers, err = e.lacks(ctx, n, jobRights); err != nil {
 		return nil, fmt.Errorf("preview device.reset: %w", err)
 	}
-	if len(blockers) == 0 {
+	lacks := len(blockers) > 0
+	if blockers = append(blockers, soon...); !lacks {
 		refused, err := e.c.ForeseeJob(ctx, e.rehearsed(r, d))
 		if err != nil {
 			return nil, fmt.Errorf("preview device.reset: %w", err)

@@ -90,6 +90,9 @@ func (e *devices) preflight(ctx context.Context, t *executor.Task, d target) exe
 	if err != nil {
 		return executor.Permanent("invalid_payload", err.Error())
 	}
+	if stop := e.late(t, d); stop != nil {
+		return *stop
+	}
 	if stop := e.awaitsAnother(ctx, t, d); stop != nil { // here it can be cancelled, in the reset no more
 		return *stop
 	}
@@ -196,6 +199,9 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 		return *stop
 	}
 	name := resetting(t)
+	if stop := e.tooLate(ctx, t, d, name); stop != nil {
+		return *stop
+	}
 	t.Progress(0, 1, "devices", "resetting GPU "+d.uuid)
 	h, stop := e.ask(ctx, t, d, report.VerbReset, name)
 	if stop != nil {
@@ -216,7 +222,7 @@ func (e *devices) reset(ctx context.Context, t *executor.Task, d target) executo
 			return o
 		}
 	}
-	return executor.Ambiguous(fmt.Sprintf("the reset's job %s was made and its answer has not come: %s", name, strings.TrimSpace(h.code+" "+h.why)))
+	return executor.Ambiguous(strings.TrimSuffix(fmt.Sprintf("the reset's job %s was made and its answer has not come: %s", name, strings.TrimSpace(h.code+" "+h.why)), ": "))
 }
 
 // wasReset reads the answer to a reset.
