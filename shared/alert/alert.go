@@ -105,8 +105,12 @@ type Alert struct {
 	Acked       *Ack   `json:"acknowledged,omitempty"`
 	// Subject and Operation are those of the event that set it off, LastSubject and
 	// LastOperation those of the last match.
-	Subject       event.Subject `json:"subject"`
-	Operation     string        `json:"operation,omitempty"`
+	Subject   event.Subject `json:"subject"`
+	Operation string        `json:"operation,omitempty"`
+	// Node is the name of the node that that event happened on, NodeUID its identity in
+	// its cluster, where the event tells them.
+	Node          string        `json:"node,omitempty"`
+	NodeUID       string        `json:"node_uid,omitempty"`
 	LastSubject   event.Subject `json:"last_subject"`
 	LastOperation string        `json:"last_operation,omitempty"`
 	History       []Step        `json:"history"`
@@ -188,8 +192,9 @@ const (
 )
 
 // summary fills a rule's summary in: "{subject}" is the name of what the last
-// match was about; what is not known is said so. It is one line.
-func summary(text string, group map[string]string, subject string) string {
+// match was about, "{detail.KEY}" is of its detail; what is not known is said so. It is
+// one line.
+func summary(text string, group map[string]string, subject string, details map[string]string) string {
 	text = strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", " ")
 	if !strings.Contains(text, "{") {
 		return text
@@ -198,6 +203,9 @@ func summary(text string, group map[string]string, subject string) string {
 	pairs := make([]string, 0, 2*len(group)+2)
 	for _, k := range slices.Sorted(maps.Keys(group)) {
 		pairs = append(pairs, "{"+k+"}", known(group[k]))
+	}
+	for _, k := range detailsOf(text) {
+		pairs = append(pairs, "{"+detailPrefix+k+"}", known(details[k]))
 	}
 	return strings.NewReplacer(append(pairs, "{subject}", known(subject))...).Replace(text)
 }

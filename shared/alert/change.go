@@ -90,7 +90,7 @@ func (s *Stream) keep(c *Compiled, g *Group, clock int64) {
 	next := Group{
 		Rule: g.Rule, Digest: c.Digest, Values: g.Values, Other: g.Other, Seq: g.Seq, Touched: clock,
 		Active: true, Last: clock, Open: g.Open, Raw: Firing, CauseSeq: g.CauseSeq, CauseAt: g.CauseAt,
-		Alert: g.Alert, MuteUntil: g.MuteUntil, Count: g.Count, Evidence: g.Evidence, Subject: g.Subject, Operation: g.Operation, Cause: g.Cause,
+		Alert: g.Alert, MuteUntil: g.MuteUntil, Count: g.Count, Evidence: g.Evidence, Subject: g.Subject, Operation: g.Operation, Cause: g.Cause, Details: g.Details,
 		key: g.key, hash: g.hash, heap: g.heap, idle: g.idle, due: g.due,
 	}
 	if flaps {

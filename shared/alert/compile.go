@@ -25,6 +25,7 @@ type Compiled struct {
 	former                             string // Digest as earlier versions had it, where that was another
 	match, expect, begin, end, resolve clause
 	keys                               []string // of GroupBy, sorted
+	details                            []string // keys of the detail that the summary shows
 	group                              []*program
 	distinct, each                     *program
 	clusters                           map[string]bool // nil: all
@@ -64,7 +65,7 @@ func compileRule(r Rule, ruleID string, version int64, metered bool) (*Compiled,
 		return clause{on: cl.On, when: compile(&f, pointer, cl.When, cel.BoolType, metered)}
 	}
 	c.match = cond("/when", Clause{On: r.On, When: r.When})
-	c.keys = slices.Sorted(maps.Keys(r.GroupBy))
+	c.keys, c.details = slices.Sorted(maps.Keys(r.GroupBy)), detailsOf(r.Summary)
 	for _, k := range c.keys {
 		p := compile(&f, "/group_by/"+operation.EscapePointer(k), r.GroupBy[k], cel.StringType, metered)
 		if p == nil && r.GroupBy[k] == "" {

@@ -55,6 +55,8 @@ type Group struct {
 	Subject   event.Subject `json:"subject,omitzero"`
 	Operation string        `json:"op,omitempty"`
 	Cause     about         `json:"cause_of,omitzero"`
+	// Details are what the rule's summary shows of the last match's detail.
+	Details map[string]string `json:"details,omitempty"`
 
 	key    groupKey
 	hash   string
@@ -62,12 +64,6 @@ type Group struct {
 	idle   bool  // these are the stream's idle ones
 	weight int   // bytes, when it was changed last
 	due    int64 // its next timer; 0: none
-}
-
-// about is what an event is about.
-type about struct {
-	Subject   event.Subject `json:"subject,omitzero"`
-	Operation string        `json:"op,omitempty"`
 }
 
 // open is an alert that is not resolved.
@@ -98,6 +94,8 @@ type seen struct {
 	Type  string `json:"y"`
 	Seq   int64  `json:"q"`
 	At    int64  `json:"t"`
+	// Happened is when it happened, where that is not At: windows go by At.
+	Happened int64 `json:"h,omitempty"`
 }
 
 // groupKey tells groups of a stream apart.
@@ -133,6 +131,9 @@ func (g *Group) bytes() int {
 	for _, v := range g.Open {
 		n += len(v) + 4
 	}
+	for k, v := range g.Details {
+		n += len(k) + len(v) + 8
+	}
 	if g.Alert != nil {
 		n += len(g.Alert.History) * 100
 		if g.Alert.Face != nil {
@@ -150,13 +151,15 @@ type input struct {
 	is    roles
 	value string // of distinct
 	each  string // of a while
+	shows map[string]string
 	e     *event.Event
+	v     *Vars // of e
 }
 
 // apply takes an event. The effects are those that it has on the alert.
 func (g *Group) apply(c *Compiled, in *input) []effect {
 	g.Seq, g.Touched = in.seq, in.clock
-	x := &step{g: g, c: c, clock: in.clock, seq: in.seq, happened: in.e.Timestamp.UnixMilli(), e: in.e, why: ReasonEnded}
+	x := &step{g: g, c: c, clock: in.clock, seq: in.seq, happened: in.e.Timestamp.UnixMilli(), in: in, why: ReasonEnded}
 	if in.is&roleExpect != 0 {
 		g.ArmedUntil = 0
 		g.clear()
@@ -205,7 +208,7 @@ func (g *Group) match(c *Compiled, in *input) {
 		}
 		if !g.Active && g.ArmedUntil == 0 {
 			g.fresh()
-			g.Cause = about{in.e.Subject, in.e.OperationID}
+			g.Cause = in.about()
 			g.ArmedUntil, g.ArmedSeq, g.ArmedAt = in.clock+a.Within.ms(), in.seq, in.e.Timestamp.UnixMilli()
 		}
 		g.note(in)
@@ -287,11 +290,15 @@ func (g *Group) fresh() {
 // note keeps the event as evidence: the first ones and the last ones.
 func (g *Group) note(in *input) {
 	g.Count++
-	g.Subject, g.Operation = in.e.Subject, in.e.OperationID
+	g.Subject, g.Operation, g.Details = in.e.Subject, in.e.OperationID, in.shows
 	if len(g.Evidence) == 2*keptEvidence {
 		g.Evidence = slices.Delete(g.Evidence, keptEvidence, keptEvidence+1)
 	}
-	g.Evidence = append(g.Evidence, seen{in.e.ID, in.e.Type, in.seq, in.at})
+	x := seen{Event: in.e.ID, Type: in.e.Type, Seq: in.seq, At: in.at}
+	if h := in.e.Happened().UnixMilli(); h != x.At {
+		x.Happened = h
+	}
+	g.Evidence = append(g.Evidence, x)
 }
 
 // alertID derives the id of the alert that the event began.

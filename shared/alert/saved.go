@@ -3,22 +3,25 @@ package alert
 import (
 	"fmt"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 )
-
-var placeholder = regexp.MustCompile(`\{([a-z][a-z0-9_]*)\}`)
 
 // CheckSaved holds a rule to what is asked of one that is saved, beyond Validate:
 // that it says nothing without effect, and no secret. Rules that were saved before go on as they
 // are. names are those of all rules that there are. The error is Faults.
 func (r *Rule) CheckSaved(names []string) error {
 	f := &Faults{}
-	for _, m := range placeholder.FindAllStringSubmatch(r.Summary, -1) {
-		if _, ok := r.GroupBy[m[1]]; !ok && m[1] != "subject" {
-			f.add("/summary", CodeFormat, "{%s} is neither a key of group_by nor {subject}", m[1])
+	details := 0
+	for _, w := range words(r.Summary) {
+		if strings.HasPrefix(w, detailPrefix) {
+			details++
+		} else if _, ok := r.GroupBy[w]; !ok && w != "subject" {
+			f.add("/summary", CodeFormat, "{%s} is neither a key of group_by nor {subject} or {detail.KEY}", w)
 		}
+	}
+	if details > maxDetails {
+		f.add("/summary", CodeRange, "shows %d keys of the detail, the limit is %d", details, maxDetails)
 	}
 	if u, err := url.Parse(r.Runbook); r.Runbook != "" && (err != nil || !link(u)) {
 		f.add("/runbook", CodeFormat, "must be an http or https URL, or a path that begins with /")

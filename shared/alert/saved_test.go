@@ -11,6 +11,9 @@ func TestRulesThatSayTooMuch(t *testing.T) {
 	for _, tt := range []struct{ text, pointer string }{
 		{"summary: '{nokey} is hot'\n", "/summary"},
 		{"summary: '{g}, {subject}: {\"a\"}'\n", ""},
+		{"summary: '{detail.xid} of {detail.node}, {g}'\n", ""},
+		{"summary: '{detail.a}{detail.b}{detail.c}{detail.d}{detail.e}{detail.f}{detail.g}{detail.h}{detail.a}'\n", ""},
+		{"summary: '{detail.a}{detail.b}{detail.c}{detail.d}{detail.e}{detail.f}{detail.g}{detail.h}{detail.i}'\n", "/summary"},
 		{"runbook: javascript:alert(1)\n", "/runbook"},
 		{"runbook: books/hot\n", "/runbook"},
 		{"runbook: //books.example/hot\n", "/runbook"},

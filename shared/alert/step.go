@@ -3,8 +3,6 @@ package alert
 import (
 	"slices"
 	"time"
-
-	"github.com/opsplane/opsplane/shared/event"
 )
 
 // effect is what a step does to what is told.
@@ -25,8 +23,8 @@ type step struct {
 	clock    int64
 	seq      int64
 	happened int64
-	e        *event.Event // nil for a timer
-	why      string       // a condition that ends, ends for this
+	in       *input // nil for a timer
+	why      string // a condition that ends, ends for this
 	effects  []effect
 }
 
@@ -49,8 +47,8 @@ func (x *step) settle() {
 			return
 		}
 		g.CauseSeq, g.CauseAt = x.seq, x.happened
-		if x.e != nil { // of what did not come, the cause is what it was expected after
-			g.Cause = about{x.e.Subject, x.e.OperationID}
+		if x.in != nil { // of what did not come, the cause is what it was expected after
+			g.Cause = x.in.about()
 		}
 		if r.For == 0 {
 			x.fire()

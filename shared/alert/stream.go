@@ -252,7 +252,7 @@ func (s *Stream) judge(l listed, v *Vars, clock int64, m *Meter) {
 	if g == nil || g.Seq >= v.e.Sequence {
 		return
 	}
-	in := &input{seq: v.e.Sequence, at: v.time, clock: clock, is: is, e: v.e}
+	in := &input{seq: v.e.Sequence, at: v.time, clock: clock, is: is, e: v.e, v: v}
 	if is&roleMatch != 0 && c.distinct != nil {
 		in.value = brief(c.distinct.string(v, m))
 	}
@@ -261,6 +261,9 @@ func (s *Stream) judge(l listed, v *Vars, clock int64, m *Meter) {
 	}
 	if is&roleMatch != 0 {
 		m.Matched++
+	}
+	if is&(roleMatch|roleBegin) != 0 {
+		in.shows = c.showing(v)
 	}
 	if g.heap == unknown {
 		s.adopt(c, g, v.e.Sequence, clock)

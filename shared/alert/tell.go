@@ -108,11 +108,11 @@ func (s *Stream) view(c *Compiled, g *Group) Alert {
 	}
 	v.GroupKey = g.Rule + "#" + g.Hash()
 	g.Refresh(&v)
-	v.Subject, v.Operation = a.Cause.Subject, a.Cause.Operation
+	v.Subject, v.Operation, v.Node, v.NodeUID = a.Cause.Subject, a.Cause.Operation, a.Cause.Node, a.Cause.NodeUID
 	if a.Cause == (about{}) { // it was kept before there was one
 		v.Subject, v.Operation = g.Subject, g.Operation
 	}
-	v.Summary = summary(f.Summary, v.Group, g.Subject.Name)
+	v.Summary = summary(f.Summary, v.Group, g.Subject.Name, g.Details)
 	if s.Name != PlaneCluster {
 		v.Cluster = s.Name
 	}
@@ -128,7 +128,7 @@ func (s *Stream) view(c *Compiled, g *Group) Alert {
 func (g *Group) Refresh(v *Alert) {
 	v.Last, v.Count, v.Evidence = ms(g.Last), g.Count, make([]Evidence, len(g.Evidence))
 	for i, e := range g.Evidence {
-		v.Evidence[i] = Evidence{Event: e.Event, Type: e.Type, Sequence: e.Seq, At: ms(e.At)}
+		v.Evidence[i] = Evidence{Event: e.Event, Type: e.Type, Sequence: e.Seq, At: ms(cmp.Or(e.Happened, e.At))}
 	}
 	v.Flapping, v.LastSubject, v.LastOperation = g.Flapping, g.Subject, g.Operation
 }

@@ -198,6 +198,8 @@ type AlertDetail struct {
 	Acknowledged *AlertAck         `json:"acknowledged,omitempty"`
 	Subject      Subject           `json:"subject" doc:"What the event that set it off was about"`
 	Operation    string            `json:"operation,omitempty" doc:"Id of that event's operation"`
+	Node         string            `json:"node,omitempty" doc:"Name of the node that that event happened on, where it tells"`
+	NodeUID      string            `json:"node_uid,omitempty" doc:"That node's own identity in its cluster, where the event tells"`
 	LastSubject  Subject           `json:"last_subject" doc:"What the last event that matched was about"`
 	LastOp       string            `json:"last_operation,omitempty" doc:"Id of that event's operation"`
 	History      []AlertStep       `json:"history" doc:"How it came into its states, the first and the last ones"`

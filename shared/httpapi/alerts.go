@@ -1,14 +1,19 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"net/http"
+	"net/url"
+	"slices"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/auth"
 	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/react"
 )
@@ -38,21 +43,68 @@ type alertView struct {
 type alertLinks struct {
 	Rule      string  `json:"rule"`
 	Operation *string `json:"operation"`
-	Node      *string `json:"node"`
-	Events    string  `json:"events"`
+	Node      *string `json:"node" doc:"The node that the alert is about, or that the event which set it off happened on, where that tells"`
+	Events    string  `json:"events" doc:"The evidence: the events from the first of it to the last"`
 }
 
 func viewAlert(x alert.Alert) alertView {
-	v := alertView{Alert: x, Links: alertLinks{Rule: rulesPath + "/" + x.RuleID, Events: "/v1/events?subject=" + x.Subject.ID}}
+	v := alertView{Alert: x, Links: alertLinks{Rule: rulesPath + "/" + x.RuleID, Node: nodeLink(&x), Events: eventsLink(&x)}}
 	if x.Operation != "" {
 		link := operationsPath + "/" + x.Operation
 		v.Links.Operation = &link
 	}
-	if id.Prefix(x.Subject.ID) == id.Node {
-		link := "/v1/nodes/" + x.Subject.ID
-		v.Links.Node = &link
-	}
 	return v
+}
+
+// nodeLink leads to the node that the alert is about, or that its first event happened
+// on; where the name alone is known of that, to the list of those of the name.
+func nodeLink(x *alert.Alert) *string {
+	const nodes = "/v1/nodes"
+	link := ""
+	switch {
+	case id.Prefix(x.Subject.ID) == id.Node:
+		link = nodes + "/" + x.Subject.ID
+	case x.Cluster == "":
+	case x.NodeUID != "":
+		link = nodes + "/" + fleet.NodeID(x.Cluster, x.NodeUID)
+	case x.Node != "":
+		link = nodes + "?" + url.Values{"cluster": {x.Cluster}, "name": {x.Node}}.Encode()
+	}
+	return orNull(link)
+}
+
+// eventsLink leads to the evidence: the events from the first of it to the last, about
+// the same subject, or of the same types where it has several.
+func eventsLink(x *alert.Alert) string {
+	q := url.Values{"cluster": {cmp.Or(x.Cluster, event.PlaneStream)}}
+	if len(x.Evidence) == 0 {
+		q.Set("since", stamp(x.Since))
+	}
+	one := x.Count == 1 // subject; else its group must say so
+	for _, v := range x.Group {
+		one = one || v != "" && (v == x.Subject.ID || v == x.Subject.Name)
+	}
+	one = one && x.Subject.ID != "" && x.Subject.ID == x.LastSubject.ID
+	var since, until time.Time
+	for i, e := range x.Evidence {
+		if i == 0 || e.At.Before(since) {
+			since = e.At
+		}
+		if e.At.After(until) {
+			until = e.At
+		}
+		if !one && !slices.Contains(q["type"], e.Type) {
+			q.Add("type", e.Type)
+		}
+	}
+	if len(x.Evidence) > 0 {
+		q.Set("since", stamp(since))
+		q.Set("until", stamp(until.Add(time.Millisecond))) // its times are whole ones
+	}
+	if one {
+		q.Set("subject", x.Subject.ID)
+	}
+	return "/v1/events?" + q.Encode()
 }
 
 func (a *API) listAlerts(ctx context.Context, rq *request, in *struct {

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/event"
 )
 
 // fake holds requests to what Alertmanager's openapi.yaml (API v2) says of
@@ -181,6 +182,27 @@ func TestAlertmanager(t *testing.T) {
 	}
 	if n := len(p.deliveries(r, Delivered)); n != 2 {
 		t.Errorf("%d of 2 are over", n)
+	}
+}
+
+// TestWhereADeviceIs: an Alertmanager is told the node of a device by an annotation, so
+// that the alert stays the same one wherever the device goes.
+func TestWhereADeviceIs(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	am := newFake(t, p)
+	r, _ := p.receiver(Spec{Name: "am", Kind: KindAlertmanager, URLs: []string{am.URL}})
+	a := p.alert("fatal-xid")
+	a.Group, a.Subject, a.Node, a.NodeUID = map[string]string{"device": "dev_1"}, event.Subject{Kind: "device", ID: "dev_1", Name: "GPU-1"}, "gpu-17", "u-17"
+	p.tell(alert.TypeFiring, a)
+	p.run()
+	got := p.deliveries(r, Active)[0].Push
+	if got.Annotations["node"] != "gpu-17" || !strings.Contains(got.Annotations["description"], "about device GPU-1 on node gpu-17 (") {
+		t.Errorf("annotations %v", got.Annotations)
+	}
+	labels := map[string]string{"alertname": "fatal-xid", "severity": "error", "cluster": stream, "team": "infra", "device": "dev_1"}
+	if diff := cmp.Diff(labels, got.Labels); diff != "" {
+		t.Error(diff)
 	}
 }
 

@@ -36,7 +36,7 @@ type push struct {
 }
 
 func (s *Service) pushOf(r *Receiver, a *alert.Alert) *push {
-	p := &push{Labels: labelsOf(r, a), StartsAt: a.Since, Annotations: map[string]string{"summary": a.Summary, "runbook_url": s.runbook(a), "description": describe(a)}}
+	p := &push{Labels: labelsOf(r, a), StartsAt: a.Since, Annotations: map[string]string{"summary": a.Summary, "runbook_url": s.runbook(a), "description": describe(a), "node": a.Node}}
 	if s.Base == "" && isPath(a.Runbook) {
 		delete(p.Annotations, "runbook_url") // it would lead nowhere from there
 	}
@@ -58,6 +58,9 @@ func describe(a *alert.Alert) string {
 	text := fmt.Sprintf("%d matching events since %s", a.Count, a.Since.UTC().Format(time.RFC3339))
 	if a.Subject.Name != "" {
 		text += fmt.Sprintf(", the first about %s %s", a.Subject.Kind, a.Subject.Name)
+	}
+	if a.Node != "" && a.Subject.Kind != "node" {
+		text += " on node " + a.Node
 	}
 	if a.Flapping {
 		text += "; it fires and resolves again and again"
