@@ -137,3 +137,19 @@ func (l lines) Enabled(context.Context, slog.Level) bool  { return true }
 func (l lines) Handle(context.Context, slog.Record) error { l(); return nil }
 func (l lines) WithAttrs([]slog.Attr) slog.Handler        { return l }
 func (l lines) WithGroup(string) slog.Handler             { return l }
+
+// TestAClockThatWentBack: a clock that is set back has all streams looked at, once; one
+// that stands still for a moment, or is set forward, has not.
+func TestAClockThatWentBack(t *testing.T) {
+	t.Parallel()
+	var w wall
+	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	for i, c := range []struct {
+		by   time.Duration
+		want bool
+	}{{0, false}, {time.Second, false}, {2 * time.Hour, false}, {-2 * time.Hour, true}, {2 * time.Second, false}, {-time.Minute, false}, {-61 * time.Second, true}, {time.Second, false}} {
+		if now = now.Add(c.by); w.wentBack(now) != c.want {
+			t.Errorf("look %d, by %s: %v", i, c.by, !c.want)
+		}
+	}
+}

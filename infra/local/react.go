@@ -245,9 +245,21 @@ func (e *Engine) feedLives() {
 	}
 }
 
+// wall is the clock as it was looked at last.
+type wall struct{ last time.Time }
+
+// wentBack tells whether the clock was set back since: what was appended while it was
+// ahead may have left streams there, of which nothing else tells.
+func (w *wall) wentBack(now time.Time) bool {
+	back := now.Add(event.ClocksDiffer).Before(w.last)
+	w.last = now
+	return back
+}
+
 // reactLoop has all streams judged once, for what happened while nobody did, and
 // from then on those again that could not be - and all when one hangs, or fails while
-// none was judged lately, which tells whether others can be judged. It ends when ctx does and none is judged any more.
+// none was judged lately, which tells whether others can be judged, or when the clock
+// went back. It ends when ctx does and none is judged any more.
 func (e *Engine) reactLoop(ctx context.Context) {
 	var wg sync.WaitGroup
 	e.judges.mu.Lock()
@@ -259,8 +271,9 @@ func (e *Engine) reactLoop(ctx context.Context) {
 		e.judges.mu.Unlock()
 		wg.Wait()
 	}()
+	var clock wall
 	for all := true; ; {
-		if all {
+		if all = clock.wentBack(e.Store.Now()) || all; all {
 			streams, err := event.Streams(ctx, e.Store)
 			if err != nil && ctx.Err() == nil {
 				e.opts.Logger.Error("streams cannot be listed to be judged", "err", err)

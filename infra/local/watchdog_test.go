@@ -182,7 +182,7 @@ func TestEventMetrics(t *testing.T) {
 	text := e.exposition(t)
 	for name, want := range map[string]float64{
 		"events_in_total": 2, "events_resent_total": 3, "events_refused_total": 1, "event_gaps_total": 1, "events_missing_total": 3, "events_clock_ahead_total": 0,
-		"events_late_total": 1, "events_unjudged_total": 0, "rule_matches_total": 6, "rule_errors_total": 2, `rule_failures_total{rule="fails"}`: 2, "rule_faults_total": 0,
+		"events_late_total": 1, "events_unjudged_total": 0, "rule_matches_total": 6, "rule_errors_total": 2, `rule_failures_total{rule="fails"}`: 2, "rule_faults_total": 0, "stream_clocks_set_back_total": 0,
 		`alerts_told_total{type="alert.firing"}`: 3, `alerts_told_total{type="alert.resolved"}`: 0,
 		`alert_latency_seconds_bucket{le="300"}`: 2, "alert_latency_seconds_count": 3, "reactor_streams_behind": 0,
 	} {

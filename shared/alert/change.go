@@ -138,3 +138,33 @@ func (s *Stream) resilence(c *Compiled, g *Group, clock int64) {
 	}
 	s.schedule(c, g) // quiet may have another default
 }
+
+// changed notes that a group is to be kept, and when its next timer comes.
+func (s *Stream) changed(c *Compiled, g *Group) {
+	s.keeps(g)
+	s.schedule(c, g)
+}
+
+// keeps notes that a group is to be kept.
+func (s *Stream) keeps(g *Group) {
+	if s.dirty[g.key] != nil {
+		s.weight -= g.weight
+	}
+	s.dirty[g.key] = g
+	g.weight = g.bytes()
+	s.weight += g.weight
+	delete(s.removed, g.key)
+}
+
+func (s *Stream) remove(g *Group) {
+	s.unschedule(g)
+	delete(s.groups, g.key)
+	delete(s.dirty, g.key)
+	s.removed[g.key] = g
+	if delete(s.ofRule[g.Rule], g.key); len(s.ofRule[g.Rule]) == 0 {
+		delete(s.ofRule, g.Rule)
+	}
+	if g.Other {
+		s.folded[g.Rule] = false
+	}
+}

@@ -181,6 +181,9 @@ func TestShippedRules(t *testing.T) {
 		{"stream-unreadable", 30 * h, []event.Event{
 			fact(0, "stream.unreadable", "s", "from", 4, "through", 9), fact(h, "stream.unreadable", "s", "from", 12, "through", 12),
 		}, []string{"0s firing stream-unreadable{id-of-s} condition_holds", "25h0m0s resolved stream-unreadable{id-of-s} quiet"}},
+		{"plane-clock-ahead", 3 * h, []event.Event{
+			fact(0, "stream.clock_set_back", "s", "ahead_ms", 7200000),
+		}, []string{"0s firing plane-clock-ahead{id-of-s} condition_holds", "1h0m0s resolved plane-clock-ahead{id-of-s} quiet"}},
 		{"receiver-failing", 60 * h, []event.Event{
 			fact(0, "notify.failed", "pager", "delivery", "dlv_1"), fact(20*h, "notify.disabled", "pager", "reason", "410"), fact(21*h, "notify.failed", "chat"),
 			fact(30*h, "notify.failed", "pager", "rule", "receiver-failing"), // it hears of this rule's own alerts no better
@@ -229,6 +232,7 @@ func TestShippedRulesTakeWhatAgentsTell(t *testing.T) {
 		{"receiver-failing", "notify.disabled", []string{"reason"}, nil, 1},
 		{"stream-gap", "stream.gap", []string{"from", "through", "refused", "boot"}, nil, 1},
 		{"stream-unreadable", "stream.unreadable", []string{"from", "through"}, nil, 1},
+		{"plane-clock-ahead", "stream.clock_set_back", []string{"from", "to", "ahead_ms"}, nil, 1},
 		{"device-reset-again", "operation.succeeded", []string{"from", "reason", "detail", "generation", "resources", "node", "parent", "cause"},
 			[]any{"operation", "op_a", "type", "device.reset", "phase", "succeeded"}, 3},
 		{"node-drained-again", "operation.succeeded", []string{"from", "reason", "detail", "generation", "resources", "node", "parent", "cause"},

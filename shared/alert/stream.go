@@ -20,8 +20,10 @@ type Position struct {
 	// Next is the sequence of the next event to judge.
 	Next int64 `json:"next"`
 	// Clock is the time of the stream in Unix milliseconds: the latest receipt of
-	// an event, or timer, so far. It never goes back.
+	// an event, or timer, so far. It goes back where an event says so (setBack).
 	Clock int64 `json:"clock"`
+	// Back is the sequence of the last such event.
+	Back int64 `json:"back,omitempty"`
 	// Rules is the mark of the rules by which it was judged last.
 	Rules string `json:"rules"`
 	// Releases are alerts that are over and kept others from being told, which is
@@ -160,6 +162,9 @@ func (s *Stream) Judge(v *Vars, full func() bool) bool {
 	}
 	if s.PassOwn(e) {
 		return true
+	}
+	if from, ok := event.SetBackFrom(e); ok && !s.setBack(e, from, full) {
+		return false
 	}
 	clock := max(s.Position.Clock, e.ReceivedAt.UnixMilli())
 	if !s.advance(clock, full) {
@@ -318,31 +323,6 @@ func (s *Stream) adopt(c *Compiled, g *Group, seq, clock int64) {
 		v.Cluster = s.Name
 	}
 	s.out = append(s.out, Transition{Kind: TypeFolded, At: ms(clock), Alert: v, N: seq})
-}
-
-// changed notes that a group is to be kept, and when its next timer comes.
-func (s *Stream) changed(c *Compiled, g *Group) {
-	if s.dirty[g.key] != nil {
-		s.weight -= g.weight
-	}
-	s.dirty[g.key] = g
-	g.weight = g.bytes()
-	s.weight += g.weight
-	delete(s.removed, g.key)
-	s.schedule(c, g)
-}
-
-func (s *Stream) remove(g *Group) {
-	s.unschedule(g)
-	delete(s.groups, g.key)
-	delete(s.dirty, g.key)
-	s.removed[g.key] = g
-	if delete(s.ofRule[g.Rule], g.key); len(s.ofRule[g.Rule]) == 0 {
-		delete(s.ofRule, g.Rule)
-	}
-	if g.Other {
-		s.folded[g.Rule] = false
-	}
 }
 
 // SetRules takes other rules, and other silences, at a clock, which must not be

@@ -70,8 +70,9 @@ const runRoom = MaxRunBytes - 64
 // reads it again and starts over. No events: no writes.
 //
 // What is kept is received at its ReceivedAt or at the stream's clock
-// (Head.Received), whichever is later: in a stream that never goes back, although
-// clocks differ and an append may be long under way. Number tells what is kept.
+// (Head.Received), whichever is later: in a stream that goes back by SetBackWrites
+// alone, although clocks differ and an append may be long under way. Number tells
+// what is kept.
 //
 // The caller answers for it that no event is in the stream already, by a marker
 // in the same commit.
@@ -150,15 +151,16 @@ func received(head Head, evs []Event) []Event {
 	return out
 }
 
-// MaxClockAhead is how far ahead of a process's clock a stream's may be without being
-// told of. The stream's never goes back, so that one append by a clock that is ahead
-// gives all later ones its time until real time has come there. A rule's windows,
-// which reach Lateness (package alert) behind a receipt, are wrong for so long.
+// MaxClockAhead is how far ahead of a process's clock a stream's may be without its
+// being told of what is appended. One append by a clock that is ahead gives all later
+// ones its time until real time has come there, or the clock is set back, which the
+// reactor does (package react). A rule's windows, which reach Lateness (package alert)
+// behind a receipt, are wrong for so long.
 //
-// That is told and not mended. By the true receipt, kept beside, windows would be
-// right and timers wrong: they come by the stream's clock, before which they would be
-// due, so that what should hold for a while would fire at once. Nor is the append
-// refused: after a quiet time every clock is as far ahead of its stream's.
+// By the true receipt, kept beside, windows would be right and timers wrong: they come
+// by the stream's clock, before which they would be due, so that what should hold for a
+// while would fire at once. Nor is the append refused: after a quiet time every clock
+// is as far ahead of its stream's.
 const MaxClockAhead = 5 * time.Minute
 
 // Raised tells how many of the events that an append was given were kept as received

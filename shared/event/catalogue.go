@@ -22,6 +22,7 @@ var Severities = []string{Info, Warning, Error, Critical}
 const (
 	TypeGap             = "stream.gap"
 	TypeUnreadable      = "stream.unreadable"
+	TypeClockSetBack    = "stream.clock_set_back"
 	TypeManualChange    = "manual.change"
 	TypeAgentOnline     = "agent.online"
 	TypeAgentSilent     = "agent.silent"
@@ -122,6 +123,7 @@ var catalogue = []About{
 	{TypeDeadLetter, Error, "A message was put aside after too many tries, or because nobody understands it.", DeadLetterDetail{}},
 	{TypeGap, Warning, "Reported events were lost, or refused; detail has the agent and the numbers that are missing.", GapDetail{}},
 	{TypeUnreadable, Error, "Stored events cannot be read; this stands in their place, and detail has their sequences.", UnreadableDetail{}},
+	{TypeClockSetBack, Error, "A clock of the plane was ahead and had pushed the stream's there, which goes on from the plane's again.", SetBackDetail{}},
 
 	{"alert.pending", Info, "An alert rule's condition holds, but not for long enough yet.", AlertDetail{}},
 	{"alert.firing", Error, "An alert rule's condition holds.", AlertDetail{}},

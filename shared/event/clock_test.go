@@ -190,3 +190,62 @@ func clockNeverGoesBack(t *testing.T, db ledger.Ledger) {
 		t.Errorf("behind a head without a clock: %v", err)
 	}
 }
+
+// TestSetBack: the clock goes back by an event of its own and by nothing else; what is
+// behind it is received from there on, and what is in front of it was no later. An append
+// that was under way comes again.
+func TestSetBack(t *testing.T) {
+	t.Parallel()
+	db := openDB(t)
+	ctx := t.Context()
+	at := func(after time.Duration, n int) Event {
+		e := fact("node.ready", "a", n)
+		e.Timestamp, e.ReceivedAt = t0.Add(after), t0.Add(after)
+		return e
+	}
+	for _, stream := range []string{"clu_a", PlaneStream} {
+		put(t, db, stream, 1, at(0, 0), at(2*time.Hour, 1))
+		for i := range maxSetBacks + 2 {
+			head, version, err := LoadHead(ctx, db, stream)
+			if err != nil {
+				t.Fatal(err)
+			}
+			to := time.Duration(i+1) * time.Minute
+			writes, e, err := SetBackWrites(head, version, stream, t0.UnixMilli(), t0.Add(to).UnixMilli())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if from, ok := SetBackFrom(&e); !ok || from != t0.Add(2*time.Hour).UnixMilli() || e.Stream != stream {
+				t.Errorf("from %d, %v: %+v", from, ok, e)
+			}
+			if err := db.Commit(ctx, writes...); err != nil {
+				t.Fatal(err)
+			}
+			if err := db.Commit(ctx, writes...); !errors.Is(err, ledger.ErrConflict) {
+				t.Errorf("set back twice: %v", err)
+			}
+			put(t, db, stream, 1, at(to+time.Second, 10*i+2), at(2*time.Hour, 10*i+3))
+		}
+		evs, head, err := ReadStream(ctx, db, stream, 1, 1000)
+		if err != nil || len(evs) != 2+3*(maxSetBacks+2) || len(head.SetBacks) != maxSetBacks {
+			t.Fatalf("%d events, %+v, %v", len(evs), head, err)
+		}
+		for i := range maxSetBacks + 2 {
+			to := time.Duration(i+1) * time.Minute
+			back := evs[2+3*i:]
+			if d := cmp.Diff([]time.Duration{to, to + time.Second, 2 * time.Hour}, receipts(back[:3])); d != "" || back[0].Type != TypeClockSetBack {
+				t.Errorf("set-back %d (-want +got):\n%s", i, d)
+			}
+			want := max(to, 2*time.Minute) + time.Minute // of those that the head knows the first behind it
+			if i == maxSetBacks+1 {
+				want = 2 * time.Hour
+			}
+			if got := head.Truly(&back[2]).Sub(t0); got != want {
+				t.Errorf("the event behind set-back %d was received at %s, want %s", i, got, want)
+			}
+		}
+	}
+	if _, ok := SetBackFrom(new(at(0, 0))); ok {
+		t.Error("another event set it back")
+	}
+}

@@ -304,3 +304,10 @@ type UnreadableDetail struct {
 	Through int64  `json:"through" doc:"That of the last one, which is this event's own"`
 	Reason  string `json:"reason"`
 }
+
+// SetBackDetail is the detail of stream.clock_set_back.
+type SetBackDetail struct {
+	From  time.Time `json:"from" doc:"Where the stream's clock was"`
+	To    time.Time `json:"to" doc:"Where it goes on, by the plane's clock"`
+	Ahead int64     `json:"ahead_ms" doc:"How far it was ahead, in milliseconds"`
+}

@@ -82,7 +82,7 @@ type Event struct {
 	// Timestamp is when it happened, as told by whoever saw it.
 	Timestamp time.Time `json:"at"`
 	// ReceivedAt is when the plane took it, by the plane's clock. In a stream it
-	// never goes back: the append puts it later where it would.
+	// goes back at a stream.clock_set_back alone: else the append puts it later.
 	ReceivedAt time.Time `json:"r"`
 	// Stream and Sequence are its place; the append gives them.
 	Stream   string          `json:"-"`

@@ -32,10 +32,12 @@ type Head struct {
 	// At is a bound of time, in Unix milliseconds: no event of the stream
 	// happened or was received later. See run.
 	At int64 `json:"at,omitempty"`
-	// Received is the stream's clock, in Unix milliseconds: no event of the stream
-	// was received later, and none that comes is received before. It is 0 in heads
-	// of versions that did not keep it.
+	// Received is the stream's clock, in Unix milliseconds: none that comes is received
+	// before, and no event was received later, but for those in front of a set-back. It
+	// is 0 in heads of versions that did not keep it.
 	Received int64 `json:"received,omitempty"`
+	// SetBacks are the last times at which the clock was set back.
+	SetBacks []SetBack `json:"set_backs,omitempty"`
 }
 
 // run is a run's data.

@@ -86,7 +86,7 @@ func TestHistoryOnDynamoDB(t *testing.T) {
 		b, again := onDynamoDB(t), setup(t)
 		defer b.close()
 		defer again.close()
-		b.determined(rt, again)
+		b.determined(rt, again, false)
 	})
 }
 

@@ -245,10 +245,11 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 		}
 		for i := range events {
 			e := &events[i]
-			if !e.ReceivedAt.Before(b.Since) {
+			received := head.Truly(e)
+			if !received.Before(b.Since) {
 				begin()
 			}
-			if !e.ReceivedAt.Before(until) {
+			if !received.Before(until) {
 				st.Tick(until, never)
 				done = true
 				break

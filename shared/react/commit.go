@@ -36,12 +36,12 @@ func (r *Reactor) commit(ctx context.Context, stream string, j *judged, c commit
 	if err := r.name(ctx, stream, changes.Told); err != nil {
 		return err
 	}
-	due := s.Due()
+	due := j.next()
 	idle := len(changes.Keep)+len(changes.Forget)+len(changes.Told) == 0 && !changes.Failing
 	if idle && !c.keep && due.Equal(j.due) && s.Position.Next-j.saved < saveEvery {
 		return nil
 	}
-	next := position{Position: s.Position, Since: j.since}
+	next := position{Position: s.Position, Since: j.since, Lead: j.lead}
 	writes := []ledger.Write{{Expect: j.version, WasDue: j.due, Item: ledger.Item{
 		Key: record.JudgedKey(stream), Data: record.Encode(next), Due: due,
 	}}}

@@ -16,6 +16,7 @@ func (s *Stats) Counts() []tally.Count {
 		{Name: "rule_groups_folded_total", Help: "Groups over a rule's limit in a stream.", Value: s.Folded},
 		{Name: "rule_timers_total", Help: "Timers of rules that came due.", Value: s.Timers},
 		{Name: "rule_faults_total", Help: "Rules, silences and positions of streams that could not be used, each time that they were read.", Value: s.Faulty},
+		{Name: "stream_clocks_set_back_total", Help: "Clocks of streams that one of the plane's had pushed ahead and that were set back.", Value: s.SetBack},
 		{Name: "reactor_panics_total", Help: "Passes of the reactor that ended in a panic.", Value: s.Panics},
 		{Name: "reactor_retries_total", Help: "Passes of the reactor that lost a race.", Value: s.Retries},
 	}

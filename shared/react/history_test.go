@@ -71,12 +71,45 @@ func TestHistoryDeterminesAlerts(t *testing.T) {
 		b, again := setup(t), setup(t)
 		defer b.close()
 		defer again.close()
-		b.determined(rt, again)
+		b.determined(rt, again, false)
 	})
 }
 
+// TestHistoryTellsOfSetBacks: the same where a process's clock is ahead now and then, of
+// what a reactor that is given the history afterwards makes of it; and no clock stays
+// ahead.
+func TestHistoryTellsOfSetBacks(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		b, again := setup(t), setup(t)
+		defer b.close()
+		defer again.close()
+		b.determined(rt, again, true)
+	})
+}
+
+// isAhead has the clock wrong for a step.
+func (b *bench) isAhead(rt *rapid.T, step func()) {
+	by := time.Duration(rapid.SampledFrom([]int{1, 30, 90, 300, 3600}).Draw(rt, "ahead")) * time.Second
+	b.advance(by)
+	step()
+	b.advance(-by)
+}
+
+// settle has the clock of the stream set back, if it is ahead.
+func (b *bench) settle(rt *rapid.T) {
+	for range 3 {
+		b.follow()
+		b.advance(SetBackAfter)
+	}
+	b.follow()
+	if head, _, err := event.LoadHead(context.Background(), b.db, stream); err != nil || head.Received > b.clock().Add(event.ClocksDiffer).UnixMilli() {
+		rt.Fatalf("the stream is at %s, the plane at %s, %v", time.UnixMilli(head.Received).UTC(), b.clock(), err)
+	}
+}
+
 // determined plays a history, and has it judged once more on another plane.
-func (b *bench) determined(rt *rapid.T, again *bench) {
+func (b *bench) determined(rt *rapid.T, again *bench, wrong bool) {
 	ctx := context.Background()
 	no := func(err error) {
 		if err != nil {
@@ -127,6 +160,18 @@ func (b *bench) determined(rt *rapid.T, again *bench) {
 			b.advance(time.Duration(rapid.IntRange(1, 40).Draw(rt, "wait")) * 7500 * time.Millisecond)
 		case 5:
 			reactors[i%2] = flaky(uint64(i) + 2)
+			if wrong {
+				b.isAhead(rt, func() {
+					no(a.finish(b))
+					b.put(b.randomEvent(rt))
+					no(a.begin(b, []event.Event{b.randomEvent(rt)}))
+					if rapid.Bool().Draw(rt, "judged by it") {
+						b.advance(10 * time.Second)
+						_ = reactors[i%2].Follow(ctx, stream)
+						b.advance(-10 * time.Second)
+					}
+				})
+			}
 		case 6:
 			var wg sync.WaitGroup
 			errs := make([]error, len(appenders))
@@ -147,16 +192,19 @@ func (b *bench) determined(rt *rapid.T, again *bench) {
 	}
 	b.advance(time.Duration(rapid.IntRange(0, 200).Draw(rt, "last")) * 15 * time.Second)
 	b.follow()
+	if wrong {
+		b.settle(rt)
+	}
 
 	evs, _, err := event.ReadStream(ctx, b.db, stream, 1, 10_000)
 	no(err)
 	for i := 1; i < len(evs); i++ {
-		if evs[i].ReceivedAt.Before(evs[i-1].ReceivedAt) {
+		if _, back := event.SetBackFrom(&evs[i]); !back && evs[i].ReceivedAt.Before(evs[i-1].ReceivedAt) {
 			rt.Fatalf("event %d was received at %s, %d at %s", evs[i-1].Sequence, evs[i-1].ReceivedAt, evs[i].Sequence, evs[i].ReceivedAt)
 		}
 	}
 	told := b.modelTold()
-	if d := cmp.Diff(reference(&rule, evs, b.clock()), told); d != "" {
+	if d := cmp.Diff(reference(&rule, evs, b.clock()), told); !wrong && d != "" {
 		rt.Fatalf("rule %s\ntold (-reference +reactor):\n%s", record.Encode(rule), d)
 	}
 	again.replay(rt, evs, b.clock())
@@ -169,6 +217,21 @@ func (b *bench) determined(rt *rapid.T, again *bench) {
 func (b *bench) replay(rt *rapid.T, evs []event.Event, until time.Time) {
 	for i, e := range evs {
 		if strings.HasPrefix(e.Type, "alert.") {
+			continue
+		}
+		if _, back := event.SetBackFrom(&e); back {
+			head, version, err := event.LoadHead(context.Background(), b.db, stream)
+			var writes []ledger.Write
+			if err == nil {
+				writes, err = event.AgainWrites(head, version, stream, e)
+			}
+			if err == nil {
+				err = b.db.Commit(context.Background(), writes...)
+			}
+			if err != nil {
+				rt.Fatal(err)
+			}
+			b.advance(e.ReceivedAt.Sub(b.clock()))
 			continue
 		}
 		b.advance(max(0, e.ReceivedAt.Sub(b.clock())))

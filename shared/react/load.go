@@ -49,7 +49,7 @@ func (r *Reactor) load(ctx context.Context, stream string, j *judged) (*alert.Se
 	}
 	j.stream, j.ahead = alert.NewStream(stream, set, at.Position, groups), nil
 	j.stream.MaxGroups = r.MaxGroups
-	j.version, j.since, j.due, j.saved = it.Version, at.Since, it.Due, at.Next
+	j.version, j.since, j.due, j.saved, j.lead = it.Version, at.Since, it.Due, at.Next, at.Lead
 	return set, mark, nil
 }
 

@@ -20,6 +20,7 @@ type Stats struct {
 	Skipped int64            // events that cannot be read, and were passed over
 	Panics  int64
 	Faulty  int64 // rules, silences and positions that could not be used, each time that they were read
+	SetBack int64 // clocks of streams that were ahead
 	Retries int64 // passes and appends that lost a race
 	// Latency counts alerts by LatencyBounds, the last for those above;
 	// LatencySum is in seconds.
@@ -71,6 +72,12 @@ func (m *Metrics) skip(n int64) {
 func (m *Metrics) faulty() {
 	m.mu.Lock()
 	m.stats.Faulty++
+	m.mu.Unlock()
+}
+
+func (m *Metrics) setBack() {
+	m.mu.Lock()
+	m.stats.SetBack++
 	m.mu.Unlock()
 }
 

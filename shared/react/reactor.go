@@ -88,12 +88,14 @@ type judged struct {
 	// head is the stream's as it was when they were read.
 	ahead []event.Event
 	head  event.Head
+	lead  *lead // nil: the stream's clock is not ahead
 }
 
 // position is the data of a stream's position item.
 type position struct {
 	alert.Position
 	Since int64 `json:"since,omitempty"`
+	Lead  *lead `json:"lead,omitempty"`
 }
 
 func (r *Reactor) now() time.Time { return r.Store.Now() }
@@ -193,10 +195,18 @@ func (r *Reactor) pass(ctx context.Context, stream string, j *judged) (more bool
 	if err := s.Err(); err != nil {
 		return false, err
 	}
+	back := false
 	if whole && !more { // all is judged
 		j.ahead = nil
+		back = j.leads(head, now) && mark != markDeleted
+		if mark == markDeleted { // nothing waits in it
+			j.lead = nil
+		}
 	}
-	return more || !whole, r.commit(ctx, stream, j, c)
+	if err := r.commit(ctx, stream, j, c); err != nil || !back {
+		return more || !whole, err
+	}
+	return true, r.setBack(ctx, stream, j, now)
 }
 
 // read returns the next events of a stream, and its head when they were read.

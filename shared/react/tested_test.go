@@ -59,12 +59,17 @@ func TestBacktestIsWhatTheReactorHas(t *testing.T) {
 			rt.Fatal(err)
 		}
 		for range rapid.IntRange(1, 40).Draw(rt, "events") {
-			b.put(b.randomEvent(rt))
+			if put := func() { b.put(b.randomEvent(rt)) }; rapid.IntRange(0, 9).Draw(rt, "wrong") == 0 {
+				b.isAhead(rt, put)
+			} else {
+				put()
+			}
 			b.advance(time.Duration(rapid.IntRange(0, 8).Draw(rt, "wait")) * 15 * time.Second)
 			if rapid.Bool().Draw(rt, "judged now") {
 				b.follow()
 			}
 		}
+		b.settle(rt)
 		b.advance(time.Millisecond)
 		b.follow()
 		if rapid.Bool().Draw(rt, "deleted") { // and all that is open with it

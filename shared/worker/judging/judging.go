@@ -18,7 +18,7 @@ func Counts(r *react.Reactor) func() worker.Judged {
 // judged sums what a reactor has counted.
 func judged(s react.Stats) worker.Judged {
 	j := worker.Judged{Counts: s.Counts(), Latency: time.Duration(s.LatencySum * float64(time.Second)),
-		Trouble: s.Lost + s.Skipped + s.Errors + s.Faulty + s.Panics}
+		Trouble: s.Lost + s.Skipped + s.Errors + s.Faulty + s.Panics + s.SetBack}
 	for _, n := range s.Told {
 		j.Told += n
 	}

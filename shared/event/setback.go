@@ -1,0 +1,79 @@
+package event
+
+import (
+	"encoding/json"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+)
+
+// ClocksDiffer is more than the clocks of two processes of the plane do: a stream
+// whose clock is further ahead was pushed there by one that was wrong.
+const ClocksDiffer = time.Minute
+
+// maxSetBacks bounds what a head knows of set-backs.
+const maxSetBacks = 8
+
+// SetBack is that a stream's clock was set back by the event of the sequence.
+type SetBack struct {
+	Seq int64 `json:"seq"`
+	To  int64 `json:"to"` // Unix milliseconds
+}
+
+// SetBackWrites returns the writes that append the event that the stream's clock was
+// set back from where it is, or from the time, to another, in Unix milliseconds. It is
+// the one event that is received before the one in front of it: what follows is
+// received from there on. Like AppendWrites it is pure.
+func SetBackWrites(head Head, headVersion int64, stream string, from, to int64) ([]ledger.Write, Event, error) {
+	cluster := ""
+	if stream != PlaneStream {
+		cluster = stream
+	}
+	from = max(from, head.Received)
+	seq := max(head.Next, 1)
+	e, err := New(TypeClockSetBack, cluster, Subject{Kind: KindPlane, ID: stream, Name: stream}, time.UnixMilli(to), operation.Plane,
+		SetBackDetail{From: time.UnixMilli(from).UTC(), To: time.UnixMilli(to).UTC(), Ahead: from - to}, strconv.FormatInt(seq, 10))
+	if err != nil {
+		return nil, e, err
+	}
+	writes, err := AgainWrites(head, headVersion, stream, e)
+	return writes, e, err
+}
+
+// AgainWrites is SetBackWrites for an event that there is.
+func AgainWrites(head Head, headVersion int64, stream string, e Event) ([]ledger.Write, error) {
+	to := e.ReceivedAt.UnixMilli()
+	head.Received = to
+	head.SetBacks = append(slices.Clone(head.SetBacks), SetBack{Seq: max(head.Next, 1), To: to})
+	head.SetBacks = head.SetBacks[max(0, len(head.SetBacks)-maxSetBacks):]
+	writes, _, err := AppendWrites(head, headVersion, stream, []Event{e})
+	return writes, err
+}
+
+// SetBackFrom is from when the event set the stream's clock back, in Unix
+// milliseconds; ok is false when the event is about something else. It is 0 where that is not known any more.
+func SetBackFrom(e *Event) (from int64, ok bool) {
+	if e.Type != TypeClockSetBack {
+		return 0, false
+	}
+	var d SetBackDetail
+	if json.Unmarshal(e.Detail, &d) != nil || d.From.IsZero() {
+		return 0, true
+	}
+	return d.From.UnixMilli(), true
+}
+
+// Truly is when the event was received as far as is known: not after the time to which
+// the stream's clock was set back behind it.
+func (h *Head) Truly(e *Event) time.Time {
+	at := e.ReceivedAt
+	for _, b := range h.SetBacks {
+		if to := time.UnixMilli(b.To); b.Seq > e.Sequence && to.Before(at) {
+			at = to.UTC()
+		}
+	}
+	return at
+}
