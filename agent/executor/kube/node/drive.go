@@ -55,6 +55,7 @@ type drive struct {
 	over     chan struct{} // closed once it was decided that it ends: no call begins any more
 	inFlight int
 	budgets  *follow.Feed[*budget]
+	waits    waits
 	serving  map[string]*serving // by namespace
 	halted   string
 	worst    *executor.Outcome // of a call: the step cannot go on
@@ -86,7 +87,7 @@ func (e *drainer) drive(ctx context.Context, t *executor.Task, s *session, p pay
 
 func (e *drainer) newDrive(t *executor.Task, s *session, p payload, gone bool) *drive {
 	return &drive{drainer: e, t: t, s: s, p: p, gone: gone, begun: time.Now(),
-		results: make(chan result, perDrain), over: make(chan struct{}), serving: map[string]*serving{}}
+		results: make(chan result, perDrainMost), over: make(chan struct{}), serving: map[string]*serving{}}
 }
 
 func (e *drainer) driven(ctx context.Context, d *drive) executor.Outcome {
@@ -192,11 +193,9 @@ func outcomeCode(code string) string {
 // start issues what may be issued now.
 func (d *drive) start(ctx context.Context, l *look) {
 	for _, p := range l.ready {
-		if d.inFlight >= perDrain {
+		if d.inFlight >= perDrainMost {
 			return
 		}
-		d.inFlight++
-		p.inFlight = true
 		k := call{p: p, uid: p.uid, stage: l.force[p], lost: p.lost, finished: p.finished}
 		if p.terminating() {
 			k.until = p.pod.DeletionTimestamp
@@ -204,6 +203,9 @@ func (d *drive) start(ctx context.Context, l *look) {
 		if d.isPatient(p, k.stage) {
 			k.within = d.patience(k.stage)
 		}
+		d.inFlight++
+		p.inFlight = true
+		l.wake(yieldsAfter)
 		k.namespace, k.name, _ = strings.Cut(p.name, "/")
 		switch {
 		case k.stage == withGrace:
@@ -248,6 +250,7 @@ func (d *drive) issue(ctx context.Context, k call) {
 	default:
 	}
 	r.begun = d.c.Now()
+	d.waits.begin(k.p, k.stage, r.begun)
 	defer func() { r.took = d.c.Now().Sub(r.begun) }()
 	switch {
 	case executor.Halted(ctx, d.t) != "":
@@ -266,6 +269,8 @@ func (d *drive) take(r result) {
 	p := r.p
 	d.inFlight--
 	p.inFlight = false
+	away, _ := d.c.Pulse.State()
+	d.waits.ended(r, away == nil, r.stop == nil && r.reply.Category != cluster.Timeout)
 	if r.found != nil {
 		d.found(p, r.found)
 		return
@@ -281,6 +286,7 @@ func (d *drive) take(r result) {
 	}
 	if r.stop != nil {
 		if r.stop.ErrorCode == "api_unavailable" {
+			d.waits.pressed = now
 			p.refused(&refusal{stage: r.stage, code: "api_unavailable", rule: "api_server", why: r.stop.Detail}, now, 0)
 			return
 		}
@@ -313,6 +319,9 @@ func (d *drive) take(r result) {
 		}
 		why := refusalOf(r.reply.Err, p.pod, all)
 		why.stage = r.stage
+		if why.code == "throttled" {
+			d.waits.pressed = now
+		}
 		for _, b := range all {
 			if b.key() == why.budget {
 				d.allowances.empty(now, b)

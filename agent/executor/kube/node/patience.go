@@ -34,7 +34,7 @@ const (
 	// became of the pod, or the node: the step knows it then.
 	readBack = 2 * time.Second
 	// maxPatient bounds, over all drains, the calls in flight that may take so long.
-	maxPatient = 32
+	maxPatient = 64
 )
 
 // unheard is what is known of evictions of a pod that were not answered, in a row, or of
@@ -58,13 +58,13 @@ func (u *unheard) of(stage int) *unheard {
 }
 
 // refusal is what keeps a pod that was read after its eviction was not answered.
-func (u *unheard) refusal(pod string) *refusal {
+func (u *unheard) refusal(pod, cause string) *refusal {
 	since, code := u.since.UTC(), codeUnanswered
 	if u.stage > 0 {
 		code = codeUndeleted
 	}
 	return &refusal{stage: u.stage, code: code, rule: "admission", since: &since,
-		why: fmt.Sprintf("pod %s: %s, and it is not stopping: %s", pod, u, mayHang)}
+		why: fmt.Sprintf("pod %s: %s, and it is not stopping: %s", pod, u, cause)}
 }
 
 // mayHang is what keeps an API server from its answer that answers else.
@@ -93,15 +93,17 @@ func (d *drive) patience(stage int) time.Duration {
 }
 
 // isPatient tells whether the next call about the pod may take as long as patience: its
-// last one was not answered, or it is the last for which there is time, as of a drain that
-// is taken over near its deadline. A webhook is heard, and named, that answers until then.
+// last one was not answered, or those of others took long or do so now, or it is the last
+// for which there is time, as of a drain that is taken over near its deadline. A webhook is
+// heard, and named, that answers until then.
 func (d *drive) isPatient(p *planned, stage int) bool {
 	left := d.patience(stage)
 	last := left < shortOf
 	if stage > 0 {
 		last = d.t.Remaining() < shortOfMost
 	}
-	return left >= askLeast && (p.unheard.tries > 0 || last)
+	slow := d.waits.slow[min(stage, 1)] || d.inFlight >= perDrain
+	return left >= askLeast && (p.unheard.tries > 0 || slow || last)
 }
 
 // tooLate tells whether no eviction of such a pod is asked for any more, nor of one whose

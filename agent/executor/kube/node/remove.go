@@ -123,7 +123,7 @@ func (d *drive) found(p *planned, l *looked) {
 		case doubt != nil:
 			p.refused(doubt, now, 0)
 		default:
-			p.refused(p.unheard.refusal(p.name), now, 0)
+			p.refused(p.unheard.refusal(p.name, d.waits.why(p.unheard.stage)), now, 0)
 		}
 	}
 }

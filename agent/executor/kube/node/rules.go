@@ -38,7 +38,7 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		}
 		return spaces[ns]
 	}
-	room := perDrain - d.inFlight
+	room := d.room(l, now)
 	add := func(p *planned, stage int) {
 		if room > 0 && !p.inFlight {
 			room--
@@ -88,6 +88,8 @@ func (d *drive) lookRules(l *look) *executor.Outcome {
 		if p.inFlight {
 			if r := p.refusal; r != nil && r.code != "pdb" { // it holds until the cluster says otherwise
 				l.holds = append(l.holds, held{r.hold(), "pod/" + p.name, p})
+			} else if h := d.unansweredYet(l, p, now); r == nil && h != nil {
+				l.holds = append(l.holds, held{*h, "pod/" + p.name, p})
 			}
 			continue
 		}

@@ -165,9 +165,9 @@ type drainer struct {
 	handed   map[string]time.Time // operations that were handed back for this agent's own pod
 }
 
-// maxInFlight bounds the evictions that are in flight at once over all drains, and
-// perDrain those of one: far below what an API server takes at once (200 changing
-// requests by default).
+// maxInFlight bounds the evictions that are in flight at once over all drains, beside
+// those that may take long, and perDrain those of one: below what an API server takes at
+// once (200 changing requests by default).
 const (
 	maxInFlight = 64
 	perDrain    = 16
