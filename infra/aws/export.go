@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/export"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
@@ -44,6 +45,15 @@ func (d *Deployment) MarkRestored(ctx context.Context, live []export.LiveOperati
 		if err != nil {
 			return fmt.Errorf("mark operation %s: %w", o.ID, plainIn(err))
 		}
+	}
+	return nil
+}
+
+// TellRestored has each stream of a table that was restored to a point in time tell
+// so, in the table itself: see event.TellRestored.
+func (d *Deployment) TellRestored(ctx context.Context) error {
+	if err := event.TellRestored(ctx, d.Store); err != nil {
+		return plainIn(err)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/ledger"
 	ledgersqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
 	"github.com/opsplane/opsplane/shared/operation"
@@ -27,8 +28,23 @@ func Backup(ctx context.Context, data, file string) error {
 	return errors.Join(db.Backup(ctx, file), db.Close())
 }
 
-// Restore makes a data folder from a backup, after verifying it.
-func Restore(ctx context.Context, file, data string) error {
+// Restore makes a data folder from a backup, after verifying it, which goes on in the
+// place of the one that was backed up: its streams tell that what came since is gone.
+func Restore(ctx context.Context, file, data string) (err error) {
+	if err := Fork(ctx, file, data); err != nil {
+		return err
+	}
+	db, err := ledgersqlite.Open(ctx, ledgersqlite.Options{Path: LedgerPath(data)})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	return event.TellRestored(ctx, &record.Store{Ledger: db, Now: time.Now, Timing: operation.OneMachine})
+}
+
+// Fork makes a data folder from a backup, after verifying it, and marks what is live
+// in it. Nothing came after the backup that mattered.
+func Fork(ctx context.Context, file, data string) error {
 	if entries, err := os.ReadDir(data); err == nil && len(entries) > 0 {
 		return fmt.Errorf("data folder %s is not empty", data)
 	}

@@ -23,6 +23,7 @@ const (
 	TypeGap             = "stream.gap"
 	TypeUnreadable      = "stream.unreadable"
 	TypeClockSetBack    = "stream.clock_set_back"
+	TypeRestored        = "stream.restored"
 	TypeManualChange    = "manual.change"
 	TypeAgentOnline     = "agent.online"
 	TypeAgentSilent     = "agent.silent"
@@ -124,6 +125,7 @@ var catalogue = []About{
 	{TypeGap, Warning, "Reported events were lost, or refused; detail has the agent and the numbers that are missing.", GapDetail{}},
 	{TypeUnreadable, Error, "Stored events cannot be read; this stands in their place, and detail has their sequences.", UnreadableDetail{}},
 	{TypeClockSetBack, Error, "A clock of the plane was ahead and had pushed the stream's there, which goes on from the plane's again.", SetBackDetail{}},
+	{TypeRestored, Warning, "The plane goes on from a backup: events that were told behind it are in the record no more; this stands for their sequences.", RestoredDetail{}},
 
 	{"alert.pending", Info, "An alert rule's condition holds, but not for long enough yet.", AlertDetail{}},
 	{"alert.firing", Error, "An alert rule's condition holds.", AlertDetail{}},

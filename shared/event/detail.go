@@ -311,3 +311,9 @@ type SetBackDetail struct {
 	To    time.Time `json:"to" doc:"Where it goes on, by the plane's clock"`
 	Ahead int64     `json:"ahead_ms" doc:"How far it was ahead, in milliseconds"`
 }
+
+// RestoredDetail is the detail of stream.restored.
+type RestoredDetail struct {
+	From    int64 `json:"from" doc:"The first sequence behind the backup: what was told by it, and on, is no more"`
+	Through int64 `json:"through" doc:"The last that this stands for, which is its own"`
+}

@@ -117,8 +117,9 @@ func takeDetails(stream, family string, items []ledger.Item, before int64) (writ
 // know stay.
 func withoutDetails(data []byte, family string) (out []byte, changed bool, err error) {
 	var run struct {
-		At     int64             `json:"at"`
-		Events []json.RawMessage `json:"events"`
+		At      int64             `json:"at"`
+		Events  []json.RawMessage `json:"events"`
+		Through int64             `json:"through"`
 	}
 	if err := json.Unmarshal(data, &run); err != nil {
 		return nil, false, fmt.Errorf("decode: %w", err)
@@ -150,6 +151,9 @@ func withoutDetails(data []byte, family string) (out []byte, changed bool, err e
 	}
 	if !changed {
 		return nil, false, nil
+	}
+	if run.Through != 0 && len(encoded) == 1 {
+		return encodeStretch(run.At, run.Through, encoded[0]), true, nil
 	}
 	return encodeRun(run.At, encoded), true, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
 	"github.com/opsplane/opsplane/shared/awsclient"
+	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/ledger/dynamo"
 )
 
@@ -100,4 +101,9 @@ func TestDetailsOnDynamoDB(t *testing.T) {
 	if got, _ := drain(t, r, Query{Limit: 200}); len(got) != 40 {
 		t.Errorf("%d events are left", len(got))
 	}
+}
+
+func TestRestoredOnDynamo(t *testing.T) {
+	t.Parallel()
+	testRestored(t, func(t *testing.T) ledger.Ledger { return openTable(t) })
 }

@@ -95,8 +95,9 @@ func decodeRun(stream string, it ledger.Item) (run, error) {
 		return run{}, err
 	}
 	var v struct {
-		At     int64         `json:"at"`
-		Events []storedEvent `json:"events"`
+		At      int64         `json:"at"`
+		Events  []storedEvent `json:"events"`
+		Through int64         `json:"through"` // of a stretch; see encodeStretch
 	}
 	if err := json.Unmarshal(it.Data, &v); err != nil {
 		return run{}, fmt.Errorf("decode run %s: %w", it.Key, err)
@@ -109,6 +110,13 @@ func decodeRun(stream string, it ledger.Item) (run, error) {
 		e := Event(s)
 		e.place(stream, first+int64(i))
 		r.Events[i] = e
+	}
+	if v.Through != 0 {
+		if len(v.Events) != 1 || v.Through < first {
+			return run{}, fmt.Errorf("decode run %s: %w", it.Key, errStretch)
+		}
+		r.Events[0].place(stream, v.Through)
+		r.end = v.Through + 1
 	}
 	return r, nil
 }

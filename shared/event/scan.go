@@ -111,7 +111,7 @@ func (s *scan) fetch(ctx context.Context) error {
 
 // fill adds the events of a run from the sequence on.
 func (s *scan) fill(r run, from int64) {
-	s.perRun = int(r.end - r.first)
+	s.perRun = len(r.Events)
 	for i := range r.Events {
 		if seq := r.Events[i].Sequence; seq >= from && seq < s.end {
 			s.buffer = append(s.buffer, r.Events[i])

@@ -64,10 +64,11 @@ func readRun(ctx context.Context, l ledger.Reader, stream string, it ledger.Item
 // salvage reads those events of a run that can be read, when it has its form.
 func salvage(ctx context.Context, l ledger.Reader, stream string, first int64, data []byte) (r run, ok bool, err error) {
 	var v struct {
-		At     int64             `json:"at"`
-		Events []json.RawMessage `json:"events"`
+		At      int64             `json:"at"`
+		Events  []json.RawMessage `json:"events"`
+		Through int64             `json:"through"`
 	}
-	if json.Unmarshal(data, &v) != nil || len(v.Events) == 0 {
+	if json.Unmarshal(data, &v) != nil || len(v.Events) == 0 || v.Through != 0 {
 		return run{}, false, nil
 	}
 	_, received, err := before(ctx, l, stream, first)

@@ -188,7 +188,7 @@ func (r *Report) streams(ctx context.Context, st *record.Store) (map[eventID]boo
 			for _, e := range evs {
 				if n := event.Unreadable(&e); n > 0 {
 					r.problem("stream %s: %d events up to %d cannot be read", name, n, e.Sequence)
-				} else if e.Sequence != next {
+				} else if e.Sequence != next && (e.Type != event.TypeRestored || e.Sequence < next) {
 					r.problem("stream %s: %d follows %d", name, e.Sequence, next-1)
 				}
 				next = e.Sequence + 1

@@ -24,6 +24,7 @@ import (
 type exportCmd struct {
 	Data     string `help:"Data folder." default:"data" env:"OPSPLANE_DATA"`
 	WithLive bool   `help:"Move operations that have not ended: each is fenced off and probed where it goes on. The engine, or the deployment's functions, must be stopped for good."`
+	Restored bool   `help:"The table was restored to a point in time: have each of its streams tell so, and pass over the sequences that were given out since. (opsplane restore does so for a folder.)"`
 	deploymentFlags
 }
 
@@ -35,6 +36,9 @@ func (c *exportCmd) Run(ctx context.Context) error {
 		return errors.New("an export goes to standard output: opsplane export > FILE")
 	}
 	if !c.named() {
+		if c.Restored {
+			return errors.New("--restored is for a table: a folder is made from a backup by opsplane restore, which tells its streams")
+		}
 		return c.export(ctx, os.Stdout, os.Stderr)
 	}
 	d, err := c.open(ctx)
@@ -54,6 +58,11 @@ func (c *exportCmd) exportTable(ctx context.Context, d *aws.Deployment, out, log
 	}
 	if err := d.MarkRestored(ctx, live); err != nil {
 		return err
+	}
+	if c.Restored {
+		if err := d.TellRestored(ctx); err != nil {
+			return err
+		}
 	}
 	h, err := d.Export(ctx, out)
 	if err != nil {
@@ -98,8 +107,8 @@ func (c *exportCmd) export(ctx context.Context, out, log io.Writer) (err error) 
 	if len(live) > 0 && !c.WithLive {
 		return &liveError{live}
 	}
-	// Restoring marks what is live, on the copy.
-	if err := local.Restore(ctx, backup, copied); err != nil {
+	// What is live is marked on the copy.
+	if err := local.Fork(ctx, backup, copied); err != nil {
 		return err
 	}
 	if err := os.Remove(backup); err != nil {

@@ -12,11 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opsplane/opsplane/infra/local"
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/export"
 	"github.com/opsplane/opsplane/shared/ledger"
 	ledgersqlite "github.com/opsplane/opsplane/shared/ledger/sqlite"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/record"
+	"github.com/opsplane/opsplane/shared/verify"
 )
 
 // An export of a running engine is one instant of it, unless operations are live.
@@ -87,5 +90,44 @@ func TestExportLive(t *testing.T) {
 	no(t, err)
 	if last := entries[len(entries)-1]; last.Kind != operation.EntryRestored {
 		t.Errorf("the journal ends in %s", last.Kind)
+	}
+}
+
+// A folder that was restored says so in each stream, holds, and is exported like any
+// other. An export by itself is no restore.
+func TestExportRestored(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	s := newSite(t)
+	s.close(t)
+	backup, data := filepath.Join(t.TempDir(), "b.db"), filepath.Join(t.TempDir(), "restored")
+	no(t, local.Backup(ctx, s.data, backup))
+	no(t, local.Restore(ctx, backup, data))
+	no(t, local.Verify(ctx, data, io.Discard))
+	for folder, want := range map[string]int{s.data: 0, data: 1} {
+		var out bytes.Buffer
+		no(t, (&exportCmd{Data: folder}).export(ctx, &out, io.Discard))
+		db, err := ledgersqlite.Open(ctx, ledgersqlite.Options{Path: filepath.Join(t.TempDir(), "l.db")})
+		no(t, err)
+		defer db.Close()
+		_, err = export.Import(ctx, bytes.NewReader(out.Bytes()), export.Target{Ledger: db, Now: time.Now,
+			Occupied: func(context.Context) (ledger.Key, bool, error) { return ledger.Key{}, false, nil }})
+		no(t, err)
+		st := &record.Store{Ledger: db, Now: time.Now, Timing: operation.OneMachine}
+		r, err := verify.Run(ctx, st, time.Time{}, 0)
+		if err != nil || r.Count > 0 {
+			t.Errorf("what was imported: %v, %v", r.Problems, err)
+		}
+		names, err := event.Streams(ctx, st)
+		no(t, err)
+		for _, name := range names {
+			page, err := (&event.Reader{Ledger: db}).Read(ctx, event.Query{Streams: []string{name}, Types: []string{event.TypeRestored}})
+			if err != nil || len(page.Events) != want {
+				t.Errorf("stream %s tells of %d restores, want %d (%v)", name, len(page.Events), want, err)
+			}
+		}
+	}
+	if err := (&exportCmd{Data: data, Restored: true}).Run(ctx); err == nil {
+		t.Error("a folder is told to be a restored table")
 	}
 }

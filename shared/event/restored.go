@@ -1,0 +1,97 @@
+package event
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/opsplane/opsplane/shared/ledger"
+	"github.com/opsplane/opsplane/shared/operation"
+	"github.com/opsplane/opsplane/shared/record"
+)
+
+// What a stream told between a backup and the restore is not in the record that is
+// now. Were its sequences given out again, a reader that had read them would pass
+// over the new events silently. So a restore leaves one event of type stream.restored
+// that stands for those sequences, and for as many as can have been given out: whoever
+// stands among them reads on with that event, whoever stands before them comes to
+// it, and what is appended behind it has sequences that no event ever had.
+
+// How many sequences a restore passes over: more for each second since the backup than
+// a stream takes. By that a second restore of one backup passes over what was told
+// after the first; without the floor, a clock that was set back meanwhile would not.
+const (
+	restoredFloor     = 1_000_000
+	restoredPerSecond = 10_000
+)
+
+// TellRestored leaves in each stream of a ledger the event that says that the ledger
+// was made from a backup. Nothing else may write to the ledger meanwhile.
+func TellRestored(ctx context.Context, st *record.Store) error {
+	names, err := Streams(ctx, st)
+	if err != nil {
+		return fmt.Errorf("tell streams of the restore: %w", err)
+	}
+	heads, err := loadHeads(ctx, st.Ledger, names)
+	if err != nil {
+		return fmt.Errorf("tell streams of the restore: %w", err)
+	}
+	// The backup is not older than the last that was received.
+	last := int64(0)
+	for _, h := range heads {
+		last = max(last, h.Received)
+		if h.Received == 0 {
+			last = max(last, h.At)
+		}
+	}
+	now := st.Now().UTC()
+	skip := int64(restoredFloor)
+	if last > 0 {
+		skip += max(now.UnixMilli()-last, 0) / 1000 * restoredPerSecond
+	}
+	for _, name := range names {
+		if err := tellRestored(ctx, st.Ledger, name, skip, now); err != nil {
+			return fmt.Errorf("tell stream %s of the restore: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func tellRestored(ctx context.Context, l ledger.Ledger, stream string, skip int64, now time.Time) error {
+	head, version, err := LoadHead(ctx, l, stream)
+	if err != nil {
+		return err
+	}
+	head.Next, head.Low = max(head.Next, 1), max(head.Low, 1)
+	from, through := head.Next, head.Next+skip-1
+	cluster := stream
+	if stream == PlaneStream {
+		cluster = ""
+	}
+	e, err := New(TypeRestored, cluster, Subject{Kind: KindPlane, ID: stream, Name: stream}, now, operation.Plane,
+		RestoredDetail{From: from, Through: through}, stream, strconv.FormatInt(from, 10), strconv.FormatInt(through, 10))
+	if err != nil {
+		return err
+	}
+	e = received(head, []Event{e})[0]
+	b, err := encodeEvent(&e)
+	if err != nil {
+		return err
+	}
+	head.Next, head.At, head.Received = through+1, max(head.At, bound(&e)), max(head.Received, RoundUp(e.ReceivedAt))
+	return l.Commit(ctx,
+		ledger.Write{Item: ledger.Item{Key: record.StreamHeadKey(stream), Data: record.Encode(head)}, Expect: version, Feed: true},
+		ledger.Write{Item: ledger.Item{Key: record.StreamRunKey(stream, from), Data: encodeStretch(head.At, through, b)}})
+}
+
+// encodeStretch writes a run of one event that stands for all sequences from the
+// run's first through the one given, which is its own.
+func encodeStretch(at, through int64, e []byte) []byte {
+	run := encodeRun(at, [][]byte{e})
+	return fmt.Appendf(bytes.TrimSuffix(run, []byte("}")), `,"through":%d}`, through)
+}
+
+var errStretch = errors.New("it stands for a stretch, and is not one event at its end")
