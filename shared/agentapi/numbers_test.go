@@ -183,14 +183,15 @@ func TestNumbersVerify(t *testing.T) {
 		t.Cleanup(func() { _ = db.Close() })
 		return db
 	})
-	if err := n.s.Store.Ledger.Commit(t.Context(), ledger.Write{Item: ledger.Item{Key: record.ClusterKey(n.cluster), Data: []byte(`{"id":"clu_1"}`)}}); err != nil {
+	if err := n.s.Store.Ledger.Commit(t.Context(), ledger.Write{Item: ledger.Item{Key: record.ClusterKey(n.cluster), Data: []byte(`{"id":"clu_1"}`),
+		Index: map[ledger.Index]ledger.Key{ledger.List: {PK: record.ListClusters, SK: n.cluster}}}}); err != nil {
 		t.Fatal(err)
 	}
 	n.send("old", 1, 2)
 	n.send("new", 1, 0, math.MaxInt64)
 	n.send("old", 1, 2, 0, math.MaxInt64)
 	r, err := verify.Run(t.Context(), n.s.Store, n.now, time.Minute)
-	if err != nil || r.Count > 0 {
-		t.Errorf("%v %v", r.Problems, err)
+	if err != nil || r.Count > 0 || r.Events < 3 {
+		t.Errorf("%d events: %v %v", r.Events, r.Problems, err)
 	}
 }
