@@ -122,7 +122,7 @@ func (s *Service) seen(ctx context.Context, cluster string, hb protocol.Heartbea
 		a.OfferDue = !hb.Stopping && (arrived || a.OfferDue)
 		a.Boot, a.Version, a.Capabilities, a.LastSeen = hb.Boot, short(hb.Version), hb.Capabilities, now
 		a.Leases, a.Capacity, a.Stopping, a.CutOff, a.Silent = max(hb.Leases, 0), max(hb.Capacity, 0), hb.Stopping, hb.CutOff, false
-		evs, err := told(&was, &a, arrived, skew(&a, hb, now), now)
+		evs, err := told(&was, &a, arrived, skew(&a, hb, now), now, it.Version)
 		if err != nil {
 			return a, 0, err
 		}
@@ -174,13 +174,14 @@ func skew(a *fleet.Agent, hb protocol.Heartbeat, now time.Time) string {
 // told are the events of a heartbeat: that the agent's process is another one and
 // the one before never said that it stops, that the agent arrived, or stops, and
 // what its clock does ("": nothing). Of an agent that was not known was is empty
-// but for its name.
-func told(was, a *fleet.Agent, arrived bool, clock string, now time.Time) ([]event.Event, error) {
+// but for its name. The version is the agent's record's: processes that take turns may
+// do so within one millisecond, and each time is an event of its own.
+func told(was, a *fleet.Agent, arrived bool, clock string, now time.Time, version int64) ([]event.Event, error) {
 	var out []event.Event
 	var errs error
 	tell := func(typ string, detail any) {
 		e, err := event.New(typ, a.Cluster, event.Subject{Kind: event.KindAgent, ID: a.ID, Name: a.Name}, now,
-			operation.Actor{ID: a.ID, Kind: event.KindAgent, Name: a.Name}, detail, a.ID, a.Boot, fmt.Sprint(now.UnixMilli()))
+			operation.Actor{ID: a.ID, Kind: event.KindAgent, Name: a.Name}, detail, a.ID, a.Boot, fmt.Sprint(now.UnixMilli()), fmt.Sprint(version))
 		out, errs = append(out, e), errors.Join(errs, err)
 	}
 	another := was.Boot != a.Boot

@@ -195,3 +195,16 @@ func TestNumbersVerify(t *testing.T) {
 		t.Errorf("%d events: %v %v", r.Events, r.Problems, err)
 	}
 }
+
+// TestHeartbeatsInOneMillisecond: processes of one name that take turns faster than the
+// clock counts are told of each time.
+func TestHeartbeatsInOneMillisecond(t *testing.T) {
+	t.Parallel()
+	n := newNumbers(t, onSQLite)
+	for _, boot := range []string{"old", "new", "old", "new"} {
+		if _, err := n.s.Heartbeat(t.Context(), n.cluster, protocol.Heartbeat{Name: "a", Boot: boot}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.holds()
+}
