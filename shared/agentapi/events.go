@@ -137,7 +137,7 @@ func (s *Service) events(ctx context.Context, cluster, agentID, name, boot strin
 		kept, err = event.Append(ctx, s.Store.Ledger, event.StreamOf(cluster), evs, func() ([]ledger.Write, error) { return mark, nil })
 		var by time.Duration
 		if got.Raised, by = event.Raised(evs, kept); got.Raised > 0 {
-			s.Logger.WarnContext(ctx, "a stream's clock is ahead: a clock of the plane's is or was wrong, and rules go by it until that time has come",
+			s.Logger.WarnContext(ctx, "a stream's clock is ahead: a clock of the plane's is or was wrong, and rules go by it until the stream's is set back, or that time has come",
 				"stream", event.StreamOf(cluster), "ahead", by)
 		}
 	case used:

@@ -1,17 +1,24 @@
 package alert
 
-import "github.com/opsplane/opsplane/shared/event"
+import (
+	"time"
 
-// setBack takes an event by which the stream's clock goes back from where it was, to
-// the event's receipt. Timers that were due before it went back come first, as before
-// any event: whoever judged then may have let them come. From then on nothing lies
+	"github.com/opsplane/opsplane/shared/event"
+)
+
+// setBack takes an event by which the stream's clock goes back to the event's receipt.
+// Timers that had come by then, by the event, come first. From then on nothing lies
 // behind the clock: what began while it was ahead, or was last seen then, counts as
 // from now. Nothing comes early by it, and what the clock's error held up comes as
 // long after it as after its cause. full ends it early.
-func (s *Stream) setBack(e *event.Event, from int64, full func() bool) bool {
+func (s *Stream) setBack(e *event.Event, judged time.Time, full func() bool) bool {
 	to := e.ReceivedAt.UnixMilli()
 	if s.Position.Back < e.Sequence {
-		if !s.advance(max(s.Position.Clock, from), full) {
+		reached := s.Position.Clock
+		if !judged.IsZero() {
+			reached = max(reached, judged.UnixMilli())
+		}
+		if !s.advance(reached, full) {
 			return false
 		}
 		s.Position.Back, s.Position.Clock = e.Sequence, to

@@ -13,7 +13,7 @@ import (
 // back is the event that the stream's clock was set back.
 func back(from, to time.Duration) event.Event {
 	e := fact(to, event.TypeClockSetBack, "s")
-	b, err := json.Marshal(event.SetBackDetail{From: t0.Add(from), To: t0.Add(to), Ahead: (from - to).Milliseconds()})
+	b, err := json.Marshal(event.SetBackDetail{From: t0.Add(from), To: t0.Add(to), Ahead: (from - to).Milliseconds(), Judged: t0.Add(from)})
 	if err != nil {
 		panic(err)
 	}

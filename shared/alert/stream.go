@@ -163,7 +163,7 @@ func (s *Stream) Judge(v *Vars, full func() bool) bool {
 	if s.PassOwn(e) {
 		return true
 	}
-	if from, ok := event.SetBackFrom(e); ok && !s.setBack(e, from, full) {
+	if d, ok := event.SetBackOf(e); ok && !s.setBack(e, d.Judged, full) {
 		return false
 	}
 	clock := max(s.Position.Clock, e.ReceivedAt.UnixMilli())

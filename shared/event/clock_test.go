@@ -215,8 +215,8 @@ func TestSetBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if from, ok := SetBackFrom(&e); !ok || from != t0.Add(2*time.Hour).UnixMilli() || e.Stream != stream {
-				t.Errorf("from %d, %v: %+v", from, ok, e)
+			if d, ok := SetBackOf(&e); !ok || !d.From.Equal(t0.Add(2*time.Hour)) || !d.Judged.Equal(t0) || e.Stream != stream {
+				t.Errorf("%+v, %v: %+v", d, ok, e)
 			}
 			if err := db.Commit(ctx, writes...); err != nil {
 				t.Fatal(err)
@@ -245,7 +245,7 @@ func TestSetBack(t *testing.T) {
 			}
 		}
 	}
-	if _, ok := SetBackFrom(new(at(0, 0))); ok {
+	if _, ok := SetBackOf(new(at(0, 0))); ok {
 		t.Error("another event set it back")
 	}
 }

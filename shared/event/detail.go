@@ -310,6 +310,8 @@ type SetBackDetail struct {
 	From  time.Time `json:"from" doc:"Where the stream's clock was"`
 	To    time.Time `json:"to" doc:"Where it goes on, by the plane's clock"`
 	Ahead int64     `json:"ahead_ms" doc:"How far it was ahead, in milliseconds"`
+	// Judged is not From where only alerts, which are not judged, were told ahead.
+	Judged time.Time `json:"judged" doc:"How far rules had judged it by then: timers that were due later have not come"`
 }
 
 // RestoredDetail is the detail of stream.restored.

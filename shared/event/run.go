@@ -33,7 +33,7 @@ type Head struct {
 	// happened or was received later. See run.
 	At int64 `json:"at,omitempty"`
 	// Received is the stream's clock, in Unix milliseconds: none that comes is received
-	// before, and no event was received later, but for those in front of a set-back. It
+	// before, but for a set-back, and no event was received later, but for those in front of one. It
 	// is 0 in heads of versions that did not keep it.
 	Received int64 `json:"received,omitempty"`
 	// SetBacks are the last times at which the clock was set back.

@@ -24,18 +24,18 @@ type SetBack struct {
 }
 
 // SetBackWrites returns the writes that append the event that the stream's clock was
-// set back from where it is, or from the time, to another, in Unix milliseconds. It is
+// set back to a time from where it is, or from how far it is judged, in Unix milliseconds. It is
 // the one event that is received before the one in front of it: what follows is
 // received from there on. Like AppendWrites it is pure.
-func SetBackWrites(head Head, headVersion int64, stream string, from, to int64) ([]ledger.Write, Event, error) {
+func SetBackWrites(head Head, headVersion int64, stream string, judged, to int64) ([]ledger.Write, Event, error) {
 	cluster := ""
 	if stream != PlaneStream {
 		cluster = stream
 	}
-	from = max(from, head.Received)
+	from := max(judged, head.Received)
 	seq := max(head.Next, 1)
 	e, err := New(TypeClockSetBack, cluster, Subject{Kind: KindPlane, ID: stream, Name: stream}, time.UnixMilli(to), operation.Plane,
-		SetBackDetail{From: time.UnixMilli(from).UTC(), To: time.UnixMilli(to).UTC(), Ahead: from - to}, strconv.FormatInt(seq, 10))
+		SetBackDetail{From: time.UnixMilli(from).UTC(), To: time.UnixMilli(to).UTC(), Ahead: from - to, Judged: time.UnixMilli(judged).UTC()}, strconv.FormatInt(seq, 10))
 	if err != nil {
 		return nil, e, err
 	}
@@ -43,7 +43,7 @@ func SetBackWrites(head Head, headVersion int64, stream string, from, to int64) 
 	return writes, e, err
 }
 
-// AgainWrites is SetBackWrites for an event that there is.
+// AgainWrites is SetBackWrites for an event that there is, as of a history that is told again.
 func AgainWrites(head Head, headVersion int64, stream string, e Event) ([]ledger.Write, error) {
 	to := e.ReceivedAt.UnixMilli()
 	head.Received = to
@@ -53,17 +53,16 @@ func AgainWrites(head Head, headVersion int64, stream string, e Event) ([]ledger
 	return writes, err
 }
 
-// SetBackFrom is from when the event set the stream's clock back, in Unix
-// milliseconds; ok is false when the event is about something else. It is 0 where that is not known any more.
-func SetBackFrom(e *Event) (from int64, ok bool) {
+// SetBackOf is the detail of an event by which a stream's clock was set back; ok is false
+// when the event is about something else. Its times are zero where they are not known any more.
+func SetBackOf(e *Event) (d SetBackDetail, ok bool) {
 	if e.Type != TypeClockSetBack {
-		return 0, false
+		return d, false
 	}
-	var d SetBackDetail
-	if json.Unmarshal(e.Detail, &d) != nil || d.From.IsZero() {
-		return 0, true
+	if json.Unmarshal(e.Detail, &d) != nil {
+		d = SetBackDetail{}
 	}
-	return d.From.UnixMilli(), true
+	return d, true
 }
 
 // Truly is when the event was received as far as is known: not after the time to which

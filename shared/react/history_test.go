@@ -199,7 +199,7 @@ func (b *bench) determined(rt *rapid.T, again *bench, wrong bool) {
 	evs, _, err := event.ReadStream(ctx, b.db, stream, 1, 10_000)
 	no(err)
 	for i := 1; i < len(evs); i++ {
-		if _, back := event.SetBackFrom(&evs[i]); !back && evs[i].ReceivedAt.Before(evs[i-1].ReceivedAt) {
+		if _, back := event.SetBackOf(&evs[i]); !back && evs[i].ReceivedAt.Before(evs[i-1].ReceivedAt) {
 			rt.Fatalf("event %d was received at %s, %d at %s", evs[i-1].Sequence, evs[i-1].ReceivedAt, evs[i].Sequence, evs[i].ReceivedAt)
 		}
 	}
@@ -219,7 +219,7 @@ func (b *bench) replay(rt *rapid.T, evs []event.Event, until time.Time) {
 		if strings.HasPrefix(e.Type, "alert.") {
 			continue
 		}
-		if _, back := event.SetBackFrom(&e); back {
+		if _, back := event.SetBackOf(&e); back {
 			head, version, err := event.LoadHead(context.Background(), b.db, stream)
 			var writes []ledger.Write
 			if err == nil {

@@ -265,6 +265,9 @@ func (r *Reactor) judge(ctx context.Context, s *alert.Stream, j *judged, set *al
 			r.Metrics.skip(n)
 			r.Logger.ErrorContext(ctx, "events cannot be read and are passed over", "stream", s.Name, "through", e.Sequence, "events", n)
 		}
+		if _, ok := event.SetBackOf(e); ok { // since may have been told by the clock that was ahead
+			j.since = min(j.since, e.ReceivedAt.UnixMilli())
+		}
 		if e.ReceivedAt.UnixMilli() < j.since {
 			s.Pass(e)
 			continue

@@ -82,8 +82,8 @@ func (r *Reactor) setBack(ctx context.Context, stream string, j *judged, now tim
 	}
 	j.version, j.due, j.saved, j.lead = j.version+1, due, s.Position.Next, nil
 	r.Metrics.setBack()
-	from, _ := event.SetBackFrom(&e)
-	r.Logger.ErrorContext(ctx, "a clock of the plane was ahead, and a stream's by it: it is set back", "stream", stream, "ahead", time.Duration(from-now.UnixMilli())*time.Millisecond,
+	d, _ := event.SetBackOf(&e)
+	r.Logger.ErrorContext(ctx, "a clock of the plane was ahead, and a stream's by it: it is set back", "stream", stream, "ahead", time.Duration(d.Ahead)*time.Millisecond,
 		"found", time.UnixMilli(was.Since).UTC())
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/record"
 )
@@ -134,5 +135,62 @@ func TestAClockThatIsAhead(t *testing.T) {
 				t.Errorf("it was set back %d times, and is looked at again at %s", s.SetBack, b.due())
 			}
 		})
+	}
+}
+
+// TestAStreamThatBeganAhead: a stream that is judged first while the clock is ahead is set
+// back once, and judged from then on.
+func TestAStreamThatBeganAhead(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	b.rule("name: each\non: [x.bad]\ngroup_by: {g: event.subject.name}\nresolve_after: 1h\n")
+	b.advance(8 * time.Hour)
+	b.tell("x.other", "a")
+	b.follow()
+	b.advance(-8 * time.Hour)
+	for range 5 {
+		b.follow()
+		b.advance(SetBackAfter)
+	}
+	b.tell("x.bad", "a")
+	b.follow()
+	if d := cmp.Diff([]string{"1m40s firing eachmap[g:a] condition_holds"}, b.told()); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+	if n := b.reactor.Metrics.Read().SetBack; n != 1 {
+		t.Errorf("the clock was set back %d times", n)
+	}
+}
+
+// TestAnAlertsEventAhead: an event of an alert is not judged. Where that alone was told by a
+// clock that was ahead, no timer comes early for it.
+func TestAnAlertsEventAhead(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	b.rule("name: hour\non: [x.bad]\ngroup_by: {g: event.subject.name}\nfor: 1h\nresolve_after: 9h\n")
+	b.tell("x.bad", "a")
+	b.follow()
+	b.advance(2 * time.Hour)
+	e := b.fact("alert.acknowledged", "a", nil)
+	b.advance(-2 * time.Hour)
+	b.put(e)
+	for range 5 {
+		b.follow()
+		b.advance(SetBackAfter)
+	}
+	if n := b.reactor.Metrics.Read().SetBack; n != 1 {
+		t.Errorf("the clock was set back %d times", n)
+	}
+	b.advance(time.Hour - 5*SetBackAfter - time.Second)
+	b.follow()
+	if n := b.reactor.Metrics.Read().Told[alert.TypeFiring]; n != 0 {
+		t.Errorf("%d fired early", n)
+	}
+	b.advance(time.Second)
+	b.follow()
+	if n := b.reactor.Metrics.Read().Told[alert.TypeFiring]; n != 1 {
+		t.Errorf("%d fired in time", n)
 	}
 }

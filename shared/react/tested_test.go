@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/opsplane/opsplane/shared/alert"
+	"github.com/opsplane/opsplane/shared/event"
 	"github.com/opsplane/opsplane/shared/record"
 )
 
@@ -73,6 +74,8 @@ func TestBacktestIsWhatTheReactorHas(t *testing.T) {
 		b.advance(time.Millisecond)
 		b.follow()
 		if rapid.Bool().Draw(rt, "deleted") { // and all that is open with it
+			b.advance(event.ClocksDiffer) // the stream may be ahead by so much, and the deletion in front of its last events
+			b.follow()
 			b.delete()
 			b.advance(time.Hour)
 		}
