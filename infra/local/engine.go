@@ -95,6 +95,9 @@ func New(ctx context.Context, o Options) (_ *Engine, err error) {
 			_ = e.closeFiles()
 		}
 	}()
+	if err := cutOff(o.Data); err != nil {
+		return nil, err
+	}
 	if e.ledger, err = ledgersqlite.Open(ctx, ledgersqlite.Options{Path: LedgerPath(o.Data), Now: o.Now, Logger: o.Logger}); err != nil {
 		return nil, err
 	}

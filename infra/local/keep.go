@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
@@ -30,10 +31,42 @@ func Backup(ctx context.Context, data, file string) error {
 
 // Restore makes a data folder from a backup, after verifying it, which goes on in the
 // place of the one that was backed up: its streams tell that what came since is gone.
-func Restore(ctx context.Context, file, data string) (err error) {
-	if err := Fork(ctx, file, data); err != nil {
+// It is made beside the place of the ledger, and moved there when it is whole: one that
+// was cut off leaves nothing that an engine starts on, and is done again.
+func Restore(ctx context.Context, file, data string) error {
+	stage := stagePath(data)
+	entries, err := os.ReadDir(data)
+	if err == nil && slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() != filepath.Base(stage) }) {
+		return fmt.Errorf("data folder %s is not empty", data)
+	}
+	if err := os.RemoveAll(stage); err != nil {
+		return fmt.Errorf("remove what an earlier restore left: %w", err)
+	}
+	if err := Fork(ctx, file, stage); err != nil {
 		return err
 	}
+	if err := tellRestored(ctx, stage); err != nil {
+		return err
+	}
+	if err := os.Rename(LedgerPath(stage), LedgerPath(data)); err != nil {
+		return fmt.Errorf("move the ledger into its place: %w", err)
+	}
+	return os.RemoveAll(stage)
+}
+
+// stagePath is where in a data folder a restore makes the ledger.
+func stagePath(data string) string { return filepath.Join(data, ".restoring") }
+
+// cutOff tells whether a restore of a data folder was.
+func cutOff(data string) error {
+	if _, err := os.Stat(LedgerPath(stagePath(data))); err != nil {
+		return nil //nolint:nilerr // there is none
+	}
+	return fmt.Errorf("data folder %s: a restore was cut off here: run opsplane restore again", data)
+}
+
+// tellRestored has the streams of a restored folder tell so.
+func tellRestored(ctx context.Context, data string) (err error) {
 	db, err := ledgersqlite.Open(ctx, ledgersqlite.Options{Path: LedgerPath(data)})
 	if err != nil {
 		return err

@@ -1,7 +1,10 @@
 package local
 
 import (
+	"errors"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,5 +61,34 @@ func TestRestoreAsksForTheFleet(t *testing.T) {
 		if err != nil || !r.Asked || r.Agent != "agt_1" || r.Mark != 7 {
 			t.Errorf("the reporter of %s is %+v, %v: it is not asked for the inventory", c, r, err)
 		}
+	}
+}
+
+// No engine starts on what a restore left that was cut off; done again, it is whole.
+func TestRestoreCutOff(t *testing.T) {
+	t.Parallel()
+	ctx, dir := t.Context(), t.TempDir()
+	data, backup, restored := filepath.Join(dir, "data"), filepath.Join(dir, "backup.db"), filepath.Join(dir, "restored")
+	start := func(data string) error {
+		e, err := New(ctx, Options{Data: data, Addr: "127.0.0.1:0", Timing: fast, Logger: quiet})
+		if err == nil {
+			err = e.Close()
+		}
+		return err
+	}
+	if err := errors.Join(start(data), Backup(ctx, data, backup), Fork(ctx, backup, stagePath(restored))); err != nil {
+		t.Fatal(err)
+	}
+	if err := start(restored); err == nil || !strings.Contains(err.Error(), "restore again") {
+		t.Errorf("it started on half a restore: %v", err)
+	}
+	if err := errors.Join(Restore(ctx, backup, restored), start(restored)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(stagePath(restored)); !os.IsNotExist(err) {
+		t.Errorf("it left %v", err)
+	}
+	if err := Restore(ctx, backup, restored); err == nil {
+		t.Error("a folder that is in use was restored into")
 	}
 }

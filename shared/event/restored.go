@@ -2,6 +2,7 @@ package event
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,25 +40,33 @@ func TellRestored(ctx context.Context, st *record.Store) error {
 	if err != nil {
 		return fmt.Errorf("tell streams of the restore: %w", err)
 	}
-	// The backup is not older than the last that was received.
-	last := int64(0)
-	for _, h := range heads {
-		last = max(last, h.Received)
-		if h.Received == 0 {
-			last = max(last, h.At)
-		}
-	}
 	now := st.Now().UTC()
-	skip := int64(restoredFloor)
-	if last > 0 {
-		skip += max(now.UnixMilli()-last, 0) / 1000 * restoredPerSecond
-	}
+	skip := int64(restoredFloor) + sinceBackup(heads, now).Milliseconds()/1000*restoredPerSecond
 	for _, name := range names {
 		if err := tellRestored(ctx, st.Ledger, name, skip, now); err != nil {
 			return fmt.Errorf("tell stream %s of the restore: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// sinceBackup is how long ago the backup was made at most: since the last event that was
+// received before now. Where all streams were ahead of now nobody knows, and it is a year.
+func sinceBackup(heads map[string]Head, now time.Time) time.Duration {
+	last, some := int64(0), false
+	for _, h := range heads {
+		at := cmp.Or(h.Received, h.At)
+		if some = some || at > 0; at <= now.UnixMilli() {
+			last = max(last, at)
+		}
+	}
+	switch {
+	case last > 0:
+		return now.Sub(time.UnixMilli(last))
+	case some:
+		return 365 * 24 * time.Hour
+	}
+	return 0
 }
 
 func tellRestored(ctx context.Context, l ledger.Ledger, stream string, skip int64, now time.Time) error {

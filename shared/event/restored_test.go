@@ -232,3 +232,24 @@ func TestDamagedStretch(t *testing.T) {
 		}
 	}
 }
+
+// A stream that was ahead when the backup was made says nothing of when that was.
+func TestSinceBackup(t *testing.T) {
+	t.Parallel()
+	at := func(since time.Duration) int64 { return t0.Add(-since).UnixMilli() }
+	const day = 24 * time.Hour
+	for name, c := range map[string]struct {
+		heads map[string]Head
+		want  time.Duration
+	}{
+		"nothing was told":        {map[string]Head{"a": {}}, 0},
+		"the last of two streams": {map[string]Head{"a": {Received: at(3 * day)}, "b": {Received: at(2 * day)}}, 2 * day},
+		"of a head without":       {map[string]Head{"a": {At: at(day)}}, day},
+		"one is ahead":            {map[string]Head{"a": {Received: at(10 * day)}, "b": {Received: at(-day)}}, 10 * day},
+		"all are ahead":           {map[string]Head{"a": {Received: at(-day)}, "b": {}}, 365 * day},
+	} {
+		if got := sinceBackup(c.heads, t0); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
