@@ -50,6 +50,9 @@ func (s *Service) Heartbeat(ctx context.Context, cluster string, hb protocol.Hea
 	if len(hb.Capabilities) > maxCapabilities {
 		errs = append(errs, operation.FieldError{Pointer: "/capabilities", Code: "max_items", Detail: fmt.Sprintf("has %d, the limit is %d", len(hb.Capabilities), maxCapabilities)})
 	}
+	if hb.Mark < 0 || hb.Mark > protocol.MaxMark {
+		errs = append(errs, operation.FieldError{Pointer: "/mark", Code: "range", Detail: fmt.Sprintf("is %d, marks are from 0 to %d", hb.Mark, int64(protocol.MaxMark))})
+	}
 	for i, c := range hb.Capabilities {
 		if len(c.Name) > maxNameBytes || !operation.CleanText(c.Name) {
 			errs = append(errs, operation.FieldError{Pointer: fmt.Sprintf("/capabilities/%d/name", i), Code: "max_length", Detail: fmt.Sprintf("must have 1 to %d bytes", maxNameBytes)})

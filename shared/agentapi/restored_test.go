@@ -2,7 +2,9 @@ package agentapi
 
 import (
 	"log/slog"
+	"math"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -105,5 +107,20 @@ func TestRecordFromBefore(t *testing.T) {
 		if beat().FullInventory {
 			t.Fatal("the inventory is asked for again although it has come")
 		}
+	}
+}
+
+// A mark that no plane can have told is refused, and changes nothing.
+func TestMarkOutOfRange(t *testing.T) {
+	t.Parallel()
+	s := &Service{Store: &record.Store{Ledger: emptyLedger(t, time.Now), Now: time.Now, Timing: operation.OneMachine}, Logger: slog.New(slog.DiscardHandler)}
+	for _, mark := range []int64{-1, protocol.MaxMark + 1, math.MaxInt64} {
+		_, err := s.Heartbeat(t.Context(), "clu_1", protocol.Heartbeat{Name: "a", Boot: "b", Mark: mark})
+		if err == nil || !strings.Contains(err.Error(), "/mark") {
+			t.Errorf("mark %d: %v", mark, err)
+		}
+	}
+	if a, err := s.Heartbeat(t.Context(), "clu_1", protocol.Heartbeat{Name: "a", Boot: "b"}); err != nil || a.Mark != 1 {
+		t.Errorf("then it is told %+v, %v", a, err)
 	}
 }

@@ -8,6 +8,9 @@ type Capability struct {
 	Version int    `json:"version"`
 }
 
+// MaxMark is the largest HeartbeatAnswer.Mark: far more than heartbeats come to.
+const MaxMark = 1<<53 - 1
+
 // Heartbeat is POST /v1/agent/heartbeat: sent at the start and then
 // every HeartbeatAnswer.HeartbeatMS.
 type Heartbeat struct {
