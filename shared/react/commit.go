@@ -114,7 +114,8 @@ func callAs(a, was *alert.Alert) {
 // only the head was lost to another append it tries again, unless timers or rules
 // came: what was appended may come before them. And where they came, the stream's
 // clock moves to theirs, so that an append that is under way comes behind them:
-// the stream alone says what was first.
+// the stream alone says what was first. What was read moved the stream's clock itself;
+// to where that was before it was set back no event of an alert takes it again.
 func (r *Reactor) put(ctx context.Context, stream string, s *alert.Stream, writes []ledger.Write, events []event.Event, ticked bool) (event.Head, error) {
 	for try := 0; ; try++ {
 		all := slices.Clone(writes)
@@ -129,7 +130,9 @@ func (r *Reactor) put(ctx context.Context, stream string, s *alert.Stream, write
 			}
 			next = head
 			if len(events) > 0 {
-				head.Received = max(head.Received, s.Position.Clock)
+				if ticked {
+					head.Received = max(head.Received, s.Position.Clock)
+				}
 				var more []ledger.Write
 				if more, next, err = event.AppendWrites(head, version, stream, events); err != nil {
 					return next, err
@@ -203,9 +206,7 @@ func (r *Reactor) events(told []alert.Transition) ([]event.Event, error) {
 		if err != nil {
 			return nil, fmt.Errorf("tell of alert %s: %w", a.ID, err)
 		}
-		if e.ReceivedAt = r.now().UTC(); e.ReceivedAt.Before(e.Timestamp) {
-			e.ReceivedAt = e.Timestamp
-		}
+		e.ReceivedAt = r.now().UTC()
 		e.OperationID = a.Operation
 		if t.Kind == alert.TypeFiring || t.Kind == alert.TypeFlapping {
 			e.Severity = a.Severity

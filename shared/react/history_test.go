@@ -75,6 +75,18 @@ func TestHistoryDeterminesAlerts(t *testing.T) {
 	})
 }
 
+// TestHistoryTellsOfSetBacks: what TestHistoryDeterminesAlerts shows, where a process's
+// clock is ahead now and then; and no clock stays ahead.
+func TestHistoryTellsOfSetBacks(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		b, again := setup(t), setup(t)
+		defer b.close()
+		defer again.close()
+		b.determined(rt, again, true)
+	})
+}
+
 // isAhead has the clock wrong for a step.
 func (b *bench) isAhead(rt *rapid.T, step func()) {
 	by := time.Duration(rapid.SampledFrom([]int{1, 30, 90, 300, 3600}).Draw(rt, "ahead")) * time.Second

@@ -194,3 +194,41 @@ func TestAnAlertsEventAhead(t *testing.T) {
 		t.Errorf("%d fired in time", n)
 	}
 }
+
+// TestJudgedBehindASetBack: a reactor that comes to what a clock that was ahead received
+// after that was set back tells of it, and takes the stream's clock there no more.
+func TestJudgedBehindASetBack(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	b.rule("name: each\non: [x.bad]\ngroup_by: {g: event.subject.name}\nresolve_after: 1m\n")
+	b.tell("x.other", "a")
+	b.follow()
+	b.advance(time.Hour)
+	b.tell("x.bad", "a")
+	b.advance(2 * time.Minute)
+	b.tell("x.bad", "b")
+	b.advance(-time.Hour)
+	head, version, err := event.LoadHead(t.Context(), b.db, stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writes, _, err := event.SetBackWrites(head, version, stream, t0.Add(time.Hour+3*time.Minute).UnixMilli(), b.clock().UnixMilli())
+	if err == nil {
+		err = b.db.Commit(t.Context(), writes...)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.follow()
+	want := []string{
+		"1h0m0s firing eachmap[g:a] condition_holds", "1h1m0s resolved eachmap[g:a] quiet",
+		"1h2m0s firing eachmap[g:b] condition_holds", "1h3m0s resolved eachmap[g:b] quiet",
+	}
+	if d := cmp.Diff(want, b.told()); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+	if head, _, err = event.LoadHead(t.Context(), b.db, stream); err != nil || head.Received != b.clock().UnixMilli() {
+		t.Errorf("the stream is at %s, the plane at %s, %v", time.UnixMilli(head.Received).UTC(), b.clock(), err)
+	}
+}
