@@ -68,7 +68,7 @@ func expireDetails(ctx context.Context, l ledger.Ledger, stream, family string, 
 		}
 		var writes []ledger.Write
 		var through int64
-		if writes, through, over, err = takeDetails(stream, family, p.Items, before); err != nil {
+		if writes, through, over, err = takeDetails(stream, &head, family, p.Items, before); err != nil {
 			return n, err
 		}
 		n += len(p.Items)
@@ -91,7 +91,7 @@ func expireDetails(ctx context.Context, l ledger.Ledger, stream, family string, 
 // takeDetails returns the writes for the runs that are wholly older, a sequence
 // behind the beginning of the last of these and not behind its end, and whether
 // one was not older. Runs that cannot be read stay as they are.
-func takeDetails(stream, family string, items []ledger.Item, before int64) (writes []ledger.Write, through int64, over bool, err error) {
+func takeDetails(stream string, head *Head, family string, items []ledger.Item, before int64) (writes []ledger.Write, through int64, over bool, err error) {
 	for _, it := range items {
 		first, err := firstOf(it.Key)
 		if err != nil {
@@ -102,7 +102,7 @@ func takeDetails(stream, family string, items []ledger.Item, before int64) (writ
 			through = first + 1
 			continue
 		}
-		if r.At >= before {
+		if head.bound(&r) >= before {
 			return writes, through, true, nil
 		}
 		if data, changed, err := withoutDetails(it.Data, family); err == nil && changed {

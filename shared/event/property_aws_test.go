@@ -64,6 +64,12 @@ func TestClockOnDynamoDB(t *testing.T) {
 	clockNeverGoesBack(t, openTable(t))
 }
 
+// TestSetBackOnDynamoDB: what a clock that was ahead wrote is as old as it truly is.
+func TestSetBackOnDynamoDB(t *testing.T) {
+	t.Parallel()
+	checkSetBackBounds(t, openTable(t), 10)
+}
+
 // TestDetailsOnDynamoDB: details go, and readers go on.
 func TestDetailsOnDynamoDB(t *testing.T) {
 	t.Parallel()

@@ -198,7 +198,7 @@ func readersSeeEachEventOnce(t *testing.T, db ledger.Ledger, rounds int64) {
 			want, last, ids := map[string]bool{}, map[string]int64{}, map[string]bool{}
 			for s, evs := range written {
 				for _, e := range evs {
-					if (len(q.Streams) == 0 || slices.Contains(q.Streams, s)) && q.matches(&e) {
+					if (len(q.Streams) == 0 || slices.Contains(q.Streams, s)) && q.matches(&Head{}, &e) {
 						want[e.ID] = true
 					}
 				}

@@ -158,8 +158,8 @@ func (q *Query) mark() string {
 	return base64.RawURLEncoding.EncodeToString(h.Sum(nil)[:12])
 }
 
-// matches tells whether the event is asked for.
-func (q *Query) matches(e *Event) bool {
+// matches tells whether the event is asked for, of a stream that has the head.
+func (q *Query) matches(head *Head, e *Event) bool {
 	if len(q.Types) > 0 && !among(q.Types, e.Type) {
 		return false
 	}
@@ -172,7 +172,7 @@ func (q *Query) matches(e *Event) bool {
 	if q.Since.IsZero() && q.Until.IsZero() {
 		return true
 	}
-	at := e.Happened()
+	at := head.happened(e)
 	return !at.Before(q.Since) && (q.Until.IsZero() || at.Before(q.Until))
 }
 

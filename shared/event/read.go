@@ -225,7 +225,7 @@ func (at *reading) scans(streams []string, heads map[string]Head, next map[strin
 		budget = maxScan
 	}
 	for _, s := range active {
-		scans = append(scans, &scan{l: at.Ledger, q: at.q, stream: s, next: max(next[s], 1), end: heads[s].Next, want: at.q.Limit})
+		scans = append(scans, &scan{l: at.Ledger, q: at.q, stream: s, next: max(next[s], 1), head: heads[s], want: at.q.Limit})
 	}
 	share(scans, budget)
 	return scans, turn
@@ -234,7 +234,7 @@ func (at *reading) scans(streams []string, heads map[string]Head, next map[strin
 // share divides what may be looked at evenly among the scans; what a stream has no
 // use for, as it ends before, is for the others.
 func share(scans []*scan, budget int) {
-	left := func(s *scan) int64 { return s.end - s.next }
+	left := func(s *scan) int64 { return s.head.Next - s.next }
 	byLeft := slices.SortedFunc(slices.Values(scans), func(a, b *scan) int { return cmp.Compare(left(a), left(b)) })
 	for i, s := range byLeft {
 		s.budget = int(min(left(s), int64(budget/(len(byLeft)-i))))
@@ -300,7 +300,7 @@ func ReadStream(ctx context.Context, l ledger.Reader, stream string, from int64,
 		if from < head.Low {
 			return nil, head, &ExpiredError{Streams: map[string]int64{stream: head.Low}}
 		}
-		s := &scan{l: l, q: &Query{}, stream: stream, next: from, end: head.Next, budget: maxScan, want: limit}
+		s := &scan{l: l, q: &Query{}, stream: stream, next: from, head: head, budget: maxScan, want: limit}
 		events, err := collect(ctx, []*scan{s}, limit)
 		var hole *holeError
 		if !errors.As(err, &hole) || try == maxHoles {

@@ -30,7 +30,7 @@ type Head struct {
 	// It is raised before anything is deleted.
 	Low int64 `json:"low"`
 	// At is a bound of time, in Unix milliseconds: no event of the stream
-	// happened or was received later. See run.
+	// happened or was received later, but for those in front of a set-back. See run.
 	At int64 `json:"at,omitempty"`
 	// Received is the stream's clock, in Unix milliseconds: none that comes is received
 	// before, but for a set-back, and no event was received later, but for those in front of one. It
@@ -42,8 +42,8 @@ type Head struct {
 
 // run is a run's data.
 type run struct {
-	// At is the Head's At behind the run's last event. It only grows along the
-	// stream: what is looked for by time is found by halving.
+	// At is the Head's At behind the run's last event. What is looked for by time is
+	// found by halving, by Head.bound.
 	At     int64   `json:"at"`
 	Events []Event `json:"-"`
 
@@ -200,10 +200,11 @@ func runAt(ctx context.Context, l ledger.Reader, stream string, seq int64) (r ru
 	return r, err == nil, err
 }
 
-// seek returns the first sequence in [from, end) whose run has an event at or
-// after the time (Unix milliseconds), or end. It halves, so it reads a few runs
-// only.
-func seek(ctx context.Context, l ledger.Reader, stream string, from, end, at int64) (int64, error) {
+// seek returns the first sequence from from on whose run has an event at or after
+// the time (Unix milliseconds), or the head's Next. It halves, so it reads a few
+// runs only.
+func seek(ctx context.Context, l ledger.Reader, stream string, head *Head, from, at int64) (int64, error) {
+	end := head.Next
 	for from < end {
 		mid := from + (end-from)/2
 		r, ok, err := runAt(ctx, l, stream, mid)
@@ -213,7 +214,7 @@ func seek(ctx context.Context, l ledger.Reader, stream string, from, end, at int
 		switch {
 		case !ok || r.end <= mid:
 			return 0, &holeError{stream, mid}
-		case r.At < at:
+		case head.bound(&r) < at:
 			from = min(r.end, end)
 		case r.first <= from:
 			return from, nil

@@ -17,7 +17,7 @@ type scan struct {
 	q      *Query
 	stream string
 	next   int64 // the sequence of the next event to look at
-	end    int64 // behind the last event that the head told of
+	head   Head  // which tells where the scan ends
 	budget int   // how many events may still be looked at
 	want   int   // how many matching events the page takes at most
 
@@ -29,7 +29,7 @@ type scan struct {
 // peek returns the next event that matches, without passing it; nil at the end
 // or when the budget is used up. Events that do not match are passed.
 func (s *scan) peek(ctx context.Context) (*Event, error) {
-	for s.next < s.end {
+	for s.next < s.head.Next {
 		if len(s.buffer) == 0 {
 			if s.budget <= 0 {
 				return nil, nil
@@ -40,7 +40,7 @@ func (s *scan) peek(ctx context.Context) (*Event, error) {
 			continue
 		}
 		e := &s.buffer[0]
-		if s.q.matches(e) {
+		if s.q.matches(&s.head, e) {
 			return e, nil
 		}
 		if s.budget <= 0 {
@@ -70,22 +70,22 @@ func (s *scan) fetch(ctx context.Context) error {
 		if !ok || r.end <= s.next {
 			return &holeError{s.stream, s.next}
 		}
-		if since := s.q.Since; !since.IsZero() && r.At < since.UnixMilli() {
+		if since := s.q.Since; !since.IsZero() && s.head.bound(&r) < since.UnixMilli() {
 			// Every event so far happened before since: look for the first that
 			// may not have.
-			s.next, err = seek(ctx, s.l, s.stream, r.end, s.end, since.UnixMilli())
-			s.fetched = s.next >= s.end
+			s.next, err = seek(ctx, s.l, s.stream, &s.head, r.end, since.UnixMilli())
+			s.fetched = s.next >= s.head.Next
 			return err
 		}
 		s.fill(r, s.next)
 		return nil
 	}
-	need := min(int64(s.budget), s.end-s.next)
+	need := min(int64(s.budget), s.head.Next-s.next)
 	if s.q.open() {
 		need = min(need, int64(s.want))
 	}
 	p, err := s.l.Query(ctx, ledger.Query{
-		PK: record.StreamPK(s.stream), From: record.StreamRunKey(s.stream, s.next).SK, To: record.StreamRunKey(s.stream, s.end).SK,
+		PK: record.StreamPK(s.stream), From: record.StreamRunKey(s.stream, s.next).SK, To: record.StreamRunKey(s.stream, s.head.Next).SK,
 		Limit: int(min(max(need/int64(max(s.perRun, 1)), 1), maxFetch)),
 	})
 	if err != nil {
@@ -113,7 +113,7 @@ func (s *scan) fetch(ctx context.Context) error {
 func (s *scan) fill(r run, from int64) {
 	s.perRun = len(r.Events)
 	for i := range r.Events {
-		if seq := r.Events[i].Sequence; seq >= from && seq < s.end {
+		if seq := r.Events[i].Sequence; seq >= from && seq < s.head.Next {
 			s.buffer = append(s.buffer, r.Events[i])
 		}
 	}

@@ -21,7 +21,7 @@ func FirstAt(ctx context.Context, l ledger.Reader, stream string, at time.Time) 
 		if head.At < at.UnixMilli() {
 			return head.Next, nil
 		}
-		seq, err := seek(ctx, l, stream, head.Low, head.Next, at.UnixMilli())
+		seq, err := seek(ctx, l, stream, &head, head.Low, at.UnixMilli())
 		var hole *holeError
 		if err == nil || !errors.As(err, &hole) || try == maxHoles {
 			if err != nil {

@@ -46,8 +46,9 @@ func SetBackWrites(head Head, headVersion int64, stream string, judged, to int64
 // AgainWrites is SetBackWrites for an event that there is, as of a history that is told again.
 func AgainWrites(head Head, headVersion int64, stream string, e Event) ([]ledger.Write, error) {
 	to := e.ReceivedAt.UnixMilli()
-	head.Received = to
-	head.SetBacks = append(slices.Clone(head.SetBacks), SetBack{Seq: max(head.Next, 1), To: to})
+	head.Received, head.At = to, min(head.At, to)
+	backs := slices.DeleteFunc(slices.Clone(head.SetBacks), func(b SetBack) bool { return b.To >= to }) // this one says more
+	head.SetBacks = append(backs, SetBack{Seq: max(head.Next, 1), To: to})
 	head.SetBacks = head.SetBacks[max(0, len(head.SetBacks)-maxSetBacks):]
 	writes, _, err := AppendWrites(head, headVersion, stream, []Event{e})
 	return writes, err
@@ -67,11 +68,27 @@ func SetBackOf(e *Event) (d SetBackDetail, ok bool) {
 
 // Truly is when the event was received as far as is known: not after the time to which
 // the stream's clock was set back behind it.
-func (h *Head) Truly(e *Event) time.Time {
-	at := e.ReceivedAt
+func (h *Head) Truly(e *Event) time.Time { return h.notAfter(e, e.ReceivedAt) }
+
+// happened is Event.Happened as far as is known, as Truly is.
+func (h *Head) happened(e *Event) time.Time { return h.notAfter(e, e.Happened()) }
+
+func (h *Head) notAfter(e *Event, at time.Time) time.Time {
 	for _, b := range h.SetBacks {
 		if to := time.UnixMilli(b.To); b.Seq > e.Sequence && to.Before(at) {
 			at = to.UTC()
+		}
+	}
+	return at
+}
+
+// bound is the run's At as far as is known, as Truly is. It only grows along the
+// stream, which At does not over a set-back.
+func (h *Head) bound(r *run) int64 {
+	at := r.At
+	for _, b := range h.SetBacks {
+		if b.Seq > r.first {
+			at = min(at, b.To)
 		}
 	}
 	return at

@@ -40,7 +40,7 @@ func raise(ctx context.Context, l ledger.Ledger, stream string, before time.Time
 		}
 		low := head.Next
 		if head.At >= before.UnixMilli() {
-			low, err = seek(ctx, l, stream, head.Low, head.Next, before.UnixMilli())
+			low, err = seek(ctx, l, stream, &head, head.Low, before.UnixMilli())
 		}
 		if err == nil && low <= head.Low {
 			return head, nil

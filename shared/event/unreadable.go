@@ -53,12 +53,16 @@ func readRun(ctx context.Context, l ledger.Reader, stream string, it ledger.Item
 	if err != nil {
 		return run{}, err
 	}
-	at, received, err := before(ctx, l, stream, first)
+	head, _, err := LoadHead(ctx, l, stream)
+	if err != nil {
+		return run{}, err
+	}
+	r, received, err := before(ctx, l, stream, first)
 	if err != nil {
 		return run{}, err
 	}
 	e := unreadable(stream, first, end-1, received, "the run is not what a run should be")
-	return run{At: at, Events: []Event{e}, first: first, end: end}, nil
+	return run{At: head.bound(&r), Events: []Event{e}, first: first, end: end}, nil
 }
 
 // salvage reads those events of a run that can be read, when it has its form.
@@ -111,20 +115,20 @@ func endOf(ctx context.Context, l ledger.Reader, stream string, first int64) (in
 	return firstOf(p.Items[0].Key)
 }
 
-// before returns the bound of time of the last run before first that can be read,
-// and when its last event was received: the beginning of time when there is none.
-func before(ctx context.Context, l ledger.Reader, stream string, first int64) (at int64, received time.Time, err error) {
+// before returns the last run before first that can be read, and when its last event
+// was received: the beginning of time when there is none.
+func before(ctx context.Context, l ledger.Reader, stream string, first int64) (r run, received time.Time, err error) {
 	p, err := l.Query(ctx, ledger.Query{
 		PK: record.StreamPK(stream), From: record.StreamRunKey(stream, 0).SK, To: record.StreamRunKey(stream, first).SK, Reverse: true, Limit: lookBack})
 	if err != nil {
-		return 0, time.Time{}, fmt.Errorf("read stream %s before %d: %w", stream, first, err)
+		return run{}, time.Time{}, fmt.Errorf("read stream %s before %d: %w", stream, first, err)
 	}
 	for _, it := range p.Items {
 		if r, err := decodeRun(stream, it); err == nil {
-			return r.At, r.Events[len(r.Events)-1].ReceivedAt, nil
+			return r, r.Events[len(r.Events)-1].ReceivedAt, nil
 		}
 	}
-	return 0, time.UnixMilli(0).UTC(), nil
+	return run{}, time.UnixMilli(0).UTC(), nil
 }
 
 // unreadable is the event in the place of those from first to through.
