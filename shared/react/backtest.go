@@ -220,6 +220,7 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 	}()
 	deadline, bounded := ctx.Deadline()
 	opens := true // what is read next is the first that is there
+	truly := b.Since
 	for done := false; !done; {
 		events, head, err := event.ReadStream(ctx, s.Store.Ledger, stream, st.Position.Next, backtestBatch)
 		var expired *event.ExpiredError
@@ -245,11 +246,11 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 		}
 		for i := range events {
 			e := &events[i]
-			received := head.Truly(e)
-			if !received.Before(b.Since) {
+			truly = head.Truly(e)
+			if !truly.Before(b.Since) {
 				begin()
 			}
-			if !received.Before(until) {
+			if !truly.Before(until) {
 				st.Tick(until, never)
 				done = true
 				break
@@ -269,7 +270,7 @@ func (s *Service) backtest(ctx context.Context, before, set *alert.Set, ruleID, 
 			return err
 		}
 		if !done && bounded && time.Until(deadline) < time.Second {
-			out.Complete, out.Through = false, time.UnixMilli(st.Position.Clock).UTC()
+			out.Complete, out.Through = false, truly.Truncate(time.Millisecond).UTC()
 			break
 		}
 	}
@@ -282,7 +283,7 @@ func eventsFrom(stream string, events []event.Event, head event.Head, since time
 	x := EventsFrom{Stream: stream, Expired: head.Low > 1}
 	switch {
 	case len(events) > 0:
-		x.At = events[0].ReceivedAt.UTC()
+		x.At = head.Truly(&events[0]).UTC()
 	case x.Expired:
 		x.At = time.UnixMilli(head.At).UTC()
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/opsplane/opsplane/shared/alert"
 	"github.com/opsplane/opsplane/shared/event"
 )
@@ -89,5 +91,49 @@ func TestBacktestOfSeveralStreams(t *testing.T) {
 		if (i < 5) != (a.Stream == second) || i > 0 && a.Since.Before(got.Alerts[i-1].Since) {
 			t.Fatalf("alert %d is of stream %s and began at %s", i, a.Stream, a.Since)
 		}
+	}
+}
+
+// What a clock that was ahead wrote is no later than the set-back behind it: neither how
+// far a test judged nor where a stream's events begin is in the future.
+func TestBacktestOfAClockThatWasAhead(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	b.follow()
+	b.advance(400 * 24 * time.Hour)
+	b.fill(stream, backtestBatch, "x.a")
+	b.advance(-400*24*time.Hour - backtestBatch*time.Millisecond + time.Minute)
+	for range 2 {
+		b.follow()
+		b.advance(SetBackAfter)
+	}
+	if n := b.reactor.Metrics.Read().SetBack; n != 1 {
+		t.Fatalf("the clock was set back %d times", n)
+	}
+	to := t0.Add(time.Minute + SetBackAfter)
+	b.advance(time.Hour)
+	b.fill(stream, 10, "x.a")
+	test := func(left time.Duration) Backtested {
+		t.Helper()
+		got, err := b.service.Backtest(lasting{t.Context(), left}, Backtest{Rule: alert.Rule{Name: "x", On: []string{"x.a"}}, Streams: []string{stream}, Since: t0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	want := []EventsFrom{{Stream: stream, At: to}}
+	if got := test(900 * time.Millisecond); got.Complete || !got.Through.Equal(to) || !cmp.Equal(got.EventsFrom, want) {
+		t.Errorf("time is up: complete %v, through %s, events from %v; want %s", got.Complete, got.Through, got.EventsFrom, to)
+	}
+	if got := test(time.Hour); !got.Complete || got.Matched != backtestBatch+10 || !got.Through.Equal(b.clock()) {
+		t.Errorf("complete %v, %d matched through %s", got.Complete, got.Matched, got.Through)
+	}
+	if _, _, err := event.Trim(t.Context(), b.db, stream, to.Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	want = []EventsFrom{{Stream: stream, At: to.Add(SetBackAfter + time.Hour), Expired: true}}
+	if got := test(time.Hour); !cmp.Equal(got.EventsFrom, want) || got.Judged != 10 {
+		t.Errorf("what is in front is gone: events from %v, want %v, %d judged", got.EventsFrom, want, got.Judged)
 	}
 }

@@ -113,12 +113,12 @@ func (r *Relay) mendBus(ctx context.Context, stream string, items map[ledger.Key
 	if err != nil || pos.Next >= head.Next {
 		return err
 	}
-	evs, _, err := event.ReadStream(ctx, r.Store.Ledger, stream, max(pos.Next, head.Low), 1)
+	evs, head, err := event.ReadStream(ctx, r.Store.Ledger, stream, max(pos.Next, head.Low), 1)
 	var expired *event.ExpiredError
 	if err != nil && !errors.As(err, &expired) {
 		return err
 	}
-	if len(evs) > 0 && r.Store.Now().Sub(evs[0].ReceivedAt) < busBehindFor {
+	if len(evs) > 0 && r.Store.Now().Sub(head.Truly(&evs[0])) < busBehindFor {
 		return nil
 	}
 	r.Logger.WarnContext(ctx, "a stream was forgotten on its way to the bus", "stream", stream, "from", pos.Next, "to", head.Next-1)
