@@ -21,7 +21,7 @@ var docsStyle string
 // docsRoutes serve the OpenAPI document and a page that shows it. The page asks
 // no other host for anything.
 func (a *API) docsRoutes() {
-	document := sync.OnceValues(a.openAPI)
+	document := sync.OnceValues(func() ([]byte, error) { return openAPI(a.cfg.Version) })
 	a.handle(route{pattern: "GET /openapi.json", public: true}, func(w http.ResponseWriter, r *http.Request) {
 		b, err := document()
 		if err != nil {

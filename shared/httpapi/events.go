@@ -21,13 +21,16 @@ import (
 )
 
 func (a *API) eventRoutes() {
-	list := reflect.TypeFor[eventListView]()
+	list := &huma.Schema{}
+	if view := reflect.TypeFor[eventListView](); a.cfg.documents {
+		list = a.huma.OpenAPI().Components.Schemas.Schema(view, true, view.Name())
+	}
 	register(a, huma.Operation{Method: http.MethodGet, Path: "/v1/events", Summary: "List events", Tags: []string{"events"},
 		Description: "Oldest first. next_cursor is always there: reading on with it misses nothing and repeats nothing. wait holds the answer until something matches. " +
 			"One call looks at 20,000 events at most, of all streams together: when more are left and none of these matches, the answer is empty, with more: true, and comes without a wait: read on. " +
 			"With Accept: text/event-stream the events come one by one as they happen, each with a cursor behind it as its id: a Last-Event-ID, or a cursor, goes on from there.",
 		Responses: map[string]*huma.Response{"200": {Content: map[string]*huma.MediaType{
-			mediaJSON:   {Schema: a.huma.OpenAPI().Components.Schemas.Schema(list, true, list.Name())},
+			mediaJSON:   {Schema: list},
 			mediaStream: {Schema: &huma.Schema{Type: huma.TypeString, Description: "Per event: id (a cursor), data (an Event as JSON). A block with an id alone moves the cursor. An event named problem tells why the stream ends early."}},
 		}}},
 		Errors: []int{400, 401, 403, 410, 422, 429, 500, 503}},

@@ -83,6 +83,8 @@ type Config struct {
 	// HistoryBegins is the time before which ended operations were removed; the
 	// zero time: nothing was.
 	HistoryBegins func(ctx context.Context) time.Time
+
+	documents bool // it is made for the OpenAPI document
 }
 
 // API is the handler. Close it to have the last audit records written.
@@ -176,7 +178,11 @@ func newAPI(cfg Config, users func(*API)) *API {
 
 // userRoutes are those of people and programs.
 func (a *API) userRoutes() {
-	a.huma = newHuma(a.mux, a.cfg.Version)
+	schemas := huma.NewMapRegistry("#/components/schemas/", schemaName)
+	if !a.cfg.documents {
+		schemas = &undocumented{Registry: schemas}
+	}
+	a.huma = newHuma(a.mux, a.cfg.Version, schemas)
 	a.operationRoutes()
 	a.historyRoutes()
 	a.changeRoutes()

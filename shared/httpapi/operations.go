@@ -27,11 +27,12 @@ func (a *API) operationRoutes() {
 		Tags: []string{"operations"}, SkipValidateBody: true,
 		Description: "Admits an operation: 202. The same Idempotency-Key with the same body answers 200 with the first one; dry_run answers 200 with the plan and changes nothing."},
 		access{action: auth.Operate, body: admission.MaxBodyBytes, also: []int{http.StatusOK, http.StatusGone}}, a.createOperation)
-	// Admission validates the body by itself; this is for readers only.
-	schemas := a.huma.OpenAPI().Components.Schemas
-	body := schemas.Schema(reflect.TypeFor[operationRequestView](), true, "")
-	schemas.SchemaFromRef(body.Ref).Properties["payload"].Description = "By type:\n\n" + operation.PayloadTable()
-	a.huma.OpenAPI().Paths[operationsPath].Post.RequestBody.Content["application/json"].Schema = body
+	if a.cfg.documents { // admission validates the body by itself
+		schemas := a.huma.OpenAPI().Components.Schemas
+		body := schemas.Schema(reflect.TypeFor[operationRequestView](), true, "")
+		schemas.SchemaFromRef(body.Ref).Properties["payload"].Description = "By type:\n\n" + operation.PayloadTable()
+		a.huma.OpenAPI().Paths[operationsPath].Post.RequestBody.Content["application/json"].Schema = body
+	}
 	register(a, huma.Operation{Method: http.MethodGet, Path: operationsPath, Summary: "List operations", Tags: []string{"operations"},
 		Description: "Newest first. resource finds every operation that touched something."},
 		access{action: auth.Read, several: []string{"phase", "type"}}, a.listOperations)

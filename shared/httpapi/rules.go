@@ -56,7 +56,10 @@ func with(ac access, also ...int) access {
 // written documents a body that comes as YAML or JSON and that the domain reads
 // itself: it knows lines and columns.
 func (a *API) written(op huma.Operation, body any) huma.Operation {
-	schema := huma.SchemaFromType(a.huma.OpenAPI().Components.Schemas, reflect.TypeOf(body))
+	schema := &huma.Schema{}
+	if a.cfg.documents {
+		schema = huma.SchemaFromType(a.huma.OpenAPI().Components.Schemas, reflect.TypeOf(body))
+	}
 	op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
 		"application/json": {Schema: schema}, yamlTypes[0]: {Schema: schema},
 	}}
