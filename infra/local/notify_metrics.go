@@ -18,7 +18,7 @@ var notifyCounters = []struct {
 	{describe("notify_retried_total", "Tries of messages that had failed before."), func(s notify.Stats) float64 { return float64(s.Retried) }},
 	{describe("notify_given_up_total", "Messages that were given up."), func(s notify.Stats) float64 { return float64(s.Given) }},
 	{describe("notify_superseded_total", "Messages that a webhook did not take before a later one of their alert."), func(s notify.Stats) float64 { return float64(s.Superseded) }},
-	{describe("notify_lost_total", "Events that passed retention before they were told."), func(s notify.Stats) float64 { return float64(s.Lost) }},
+	{describe("notify_lost_total", "Events that passed retention before they were told, or cannot be read; what a restore passed over is one."), func(s notify.Stats) float64 { return float64(s.Lost) }},
 	{describe("notify_unreadable_total", "Receivers, messages and other items of the notifier that could not be read, each time."), func(s notify.Stats) float64 { return float64(s.Unread) }},
 	{describe("notify_request_seconds_total", "Time that requests to receivers took."), func(s notify.Stats) float64 { return s.Seconds }},
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -28,6 +29,29 @@ const (
 	restoredFloor     = 1_000_000
 	restoredPerSecond = 10_000
 )
+
+// maxRestores bounds what a head knows of restores.
+const maxRestores = 8
+
+// Restore is that the sequences from From through Through stand for one event, of a
+// restore at the time.
+type Restore struct {
+	From    int64 `json:"from"`
+	Through int64 `json:"through"`
+	At      int64 `json:"at"` // Unix milliseconds
+}
+
+// Passed returns how many events there were from the sequence on below the low-water
+// mark, which who stands there has not seen: of the stretch of a restore one.
+func (h *Head) Passed(from int64) int64 {
+	n := max(h.Low-from, 0)
+	for _, r := range h.Restores {
+		if of := min(r.Through+1, h.Low) - max(r.From, from); of > 1 {
+			n -= of - 1
+		}
+	}
+	return n
+}
 
 // TellRestored leaves in each stream of a ledger the event that says that the ledger
 // was made from a backup. Nothing else may write to the ledger meanwhile.
@@ -90,6 +114,8 @@ func tellRestored(ctx context.Context, l ledger.Ledger, stream string, skip int6
 	if err != nil {
 		return err
 	}
+	head.Restores = append(slices.Clone(head.Restores), Restore{From: from, Through: through, At: now.UnixMilli()})
+	head.Restores = head.Restores[max(0, len(head.Restores)-maxRestores):]
 	head.Next, head.At, head.Received = through+1, max(head.At, bound(&e)), max(head.Received, RoundUp(e.ReceivedAt))
 	return l.Commit(ctx,
 		ledger.Write{Item: ledger.Item{Key: record.StreamHeadKey(stream), Data: record.Encode(head)}, Expect: version, Feed: true},

@@ -189,6 +189,12 @@ func (b *life) stands() {
 	if err != nil || low.Low <= head.Next-26 {
 		t.Errorf("trimmed to %d, %v", low.Low, err)
 	}
+	behind := low.Low - (head.Next - 26) - 1 // that passed retention behind the stretch
+	for from, want := range map[int64]int64{1: 11 + 1 + behind, 12: 1 + behind, 500_000: 1 + behind, head.Next - 26: 1 + behind, head.Next - 25: behind, low.Low: 0, head.Next: 0} {
+		if n := low.Passed(from); n != want {
+			t.Errorf("%d events passed who stands at %d, want %d", n, from, want)
+		}
+	}
 	var expired *ExpiredError
 	if _, _, err = ReadStream(ctx, b.l, "plane", 500_000, 1); !errors.As(err, &expired) {
 		t.Errorf("a place in what was trimmed: %v", err)

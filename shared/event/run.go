@@ -38,6 +38,8 @@ type Head struct {
 	Received int64 `json:"received,omitempty"`
 	// SetBacks are the last times at which the clock was set back.
 	SetBacks []SetBack `json:"set_backs,omitempty"`
+	// Restores are the last stretches that restores left.
+	Restores []Restore `json:"restores,omitempty"`
 }
 
 // run is a run's data.

@@ -89,7 +89,7 @@ func (s *Service) pass(ctx context.Context, stream string) (more bool, err error
 	events, head, err := event.ReadStream(ctx, s.Store.Ledger, stream, p.Next, readBatch)
 	var expired *event.ExpiredError
 	if errors.As(err, &expired) {
-		s.Metrics.lose(head.Low - p.Next)
+		s.Metrics.lose(head.Passed(p.Next))
 		s.Logger.WarnContext(ctx, "events passed retention before they were told", "stream", stream, "from", p.Next, "through", head.Low-1)
 		p.Next, p.Done = head.Low, ""
 		_, err := s.commit(ctx, stream, p, nil, mark.Version)

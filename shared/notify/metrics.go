@@ -17,7 +17,7 @@ type Stats struct {
 	Given   int64 // messages that were given up
 	// Superseded are messages that a webhook did not take before a later one of their alert.
 	Superseded int64
-	Lost       int64 // events that passed retention, or could not be read
+	Lost       int64 // events that passed retention, the stretch of a restore as one, or could not be read
 	Unread     int64 // receivers, messages and other items that could not be read, each time
 	// Seconds is how long requests took, all together.
 	Seconds float64

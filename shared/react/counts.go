@@ -7,7 +7,7 @@ func (s *Stats) Counts() []tally.Count {
 	return []tally.Count{
 		{Name: "events_judged_total", Help: "Events, the plane's own too, that the rules have judged.", Value: s.Judged},
 		{Name: "events_late_total", Help: "Judged events that were told more than 5 minutes after they happened.", Value: s.Late},
-		{Name: "events_unjudged_total", Help: "Events that passed retention before they were judged.", Value: s.Lost},
+		{Name: "events_unjudged_total", Help: "Events that passed retention before they were judged; what a restore passed over is one.", Value: s.Lost},
 		{Name: "events_unreadable_total", Help: "Stored events that cannot be read and were passed over.", Value: s.Skipped},
 		{Name: "rule_matches_total", Help: "Events that matched a rule.", Value: s.Matched},
 		{Name: "rule_evaluations_total", Help: "Expressions of rules that were evaluated.", Value: s.Evaluated},

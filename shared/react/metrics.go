@@ -16,7 +16,7 @@ var LatencyBounds = []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 
 type Stats struct {
 	alert.Meter
 	Told    map[string]int64 // transitions by the type of their event
-	Lost    int64            // events that passed retention before they were judged
+	Lost    int64            // events that passed retention before they were judged, the stretch of a restore as one
 	Skipped int64            // events that cannot be read, and were passed over
 	Panics  int64
 	Faulty  int64 // rules, silences and positions that could not be used, each time that they were read

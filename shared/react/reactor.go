@@ -167,7 +167,7 @@ func (r *Reactor) pass(ctx context.Context, stream string, j *judged) (more bool
 	events, head, err := r.read(ctx, stream, j)
 	var expired *event.ExpiredError
 	if errors.As(err, &expired) {
-		r.Metrics.lose(head.Low - s.Position.Next)
+		r.Metrics.lose(head.Passed(s.Position.Next))
 		r.Logger.WarnContext(ctx, "events passed retention before they were judged", "stream", stream, "from", s.Position.Next, "through", head.Low-1)
 		s.Position.Next = head.Low
 		return true, r.commit(ctx, stream, j, commitment{keep: true})

@@ -50,3 +50,31 @@ func TestJudgesBehindARestore(t *testing.T) {
 		t.Errorf("counted %+v", m)
 	}
 }
+
+// TestRestorePassesTheReactor: of a restore that passed retention before it was judged,
+// what was there is counted, and not the sequences that it stands for.
+func TestRestorePassesTheReactor(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.quiet()
+	b.tell("x.bad", "a")
+	b.follow()
+	b.tell("x.bad", "b")
+	b.advance(time.Minute)
+	if err := b.db.Commit(t.Context(), ledger.Write{Item: record.ClusterItem(&fleet.Cluster{ID: stream, Name: "alpha"})}); err != nil {
+		t.Fatal(err)
+	}
+	if err := event.TellRestored(t.Context(), b.store); err != nil {
+		t.Fatal(err)
+	}
+	b.tell("x.bad", "c")
+	b.advance(time.Hour)
+	if _, _, err := event.Trim(t.Context(), b.db, stream, b.clock()); err != nil {
+		t.Fatal(err)
+	}
+	b.tell("x.bad", "d")
+	b.follow()
+	if m := b.reactor.Metrics.Read(); m.Lost != 3 || m.Judged != 2 {
+		t.Errorf("%d are counted as lost and %d as judged, want 3 and 2", m.Lost, m.Judged)
+	}
+}
