@@ -47,11 +47,17 @@ type ExpiredError struct {
 	Cursor string
 	// Streams are those that were passed, with the first sequence left.
 	Streams map[string]int64
+	// Restored: nobody knows what the cursor had before it, for it is not in the record
+	// since this restore; Cursor begins with what that told.
+	Restored time.Time
 }
 
 func (e *ExpiredError) Error() string {
 	var b strings.Builder
 	b.WriteString("cursor expired")
+	if !e.Restored.IsZero() {
+		fmt.Fprintf(&b, ": unknown since the plane was restored at %s", e.Restored.UTC().Format(time.RFC3339))
+	}
 	for i, s := range slices.Sorted(maps.Keys(e.Streams)) {
 		if i == 3 {
 			b.WriteString(" and others")
@@ -145,6 +151,9 @@ func (r *Reader) open(ctx context.Context, q *Query) (positions, error) {
 	}
 	it, err := r.Ledger.Get(ctx, record.CursorKey(stored))
 	if errors.Is(err, ledger.ErrNotFound) {
+		if err := r.restored(ctx, q); err != nil {
+			return positions{}, err
+		}
 		return positions{}, badCursor("unknown, or not used for " + strconv.Itoa(int(CursorTTL/(24*time.Hour))) + " days")
 	}
 	if err != nil {

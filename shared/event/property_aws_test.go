@@ -109,6 +109,11 @@ func TestDetailsOnDynamoDB(t *testing.T) {
 	}
 }
 
+func TestRestoredCursorsOnDynamo(t *testing.T) {
+	t.Parallel()
+	testRestoredCursors(t, func(t *testing.T) ledger.Ledger { return openTable(t) })
+}
+
 func TestRestoredOnDynamo(t *testing.T) {
 	t.Parallel()
 	testRestored(t, func(t *testing.T) ledger.Ledger { return openTable(t) })

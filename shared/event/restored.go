@@ -53,6 +53,37 @@ func (h *Head) Passed(from int64) int64 {
 	return n
 }
 
+// restored is where the readers go on whose stored cursors a restore took back, for as
+// long as these would have been kept: an *ExpiredError, or nil without such a restore.
+// Of several restores it is the first: the cursor may be of any time since.
+func (r *Reader) restored(ctx context.Context, q *Query) error {
+	streams, err := r.streams(ctx, q)
+	if err != nil {
+		return err
+	}
+	heads, err := loadHeads(ctx, r.Ledger, streams)
+	if err != nil {
+		return err
+	}
+	out, since := &ExpiredError{Streams: map[string]int64{}}, r.now().Add(-CursorTTL).UnixMilli()
+	next := map[string]int64{}
+	for s, h := range heads {
+		next[s] = h.Low // of one that began after the restore all is new
+		for _, x := range h.Restores {
+			if x.At > since {
+				next[s] = max(x.From, h.Low)
+				out.Streams[s], out.Restored = next[s], time.UnixMilli(x.At)
+				break
+			}
+		}
+	}
+	if len(out.Streams) == 0 {
+		return nil
+	}
+	out.Cursor, err = r.close(ctx, q, positions{next: next})
+	return cmp.Or(err, error(out))
+}
+
 // TellRestored leaves in each stream of a ledger the event that says that the ledger
 // was made from a backup. Nothing else may write to the ledger meanwhile.
 func TellRestored(ctx context.Context, st *record.Store) error {

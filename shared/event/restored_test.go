@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/opsplane/opsplane/shared/fleet"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/record"
 )
@@ -201,6 +202,98 @@ func (b *life) stands() {
 	}
 	if names, _ := b.read(""); !strings.HasPrefix(names[0], "first") {
 		t.Errorf("%v", names)
+	}
+}
+
+func TestRestoredCursors(t *testing.T) {
+	t.Parallel()
+	testRestoredCursors(t, func(t *testing.T) ledger.Ledger { return openDB(t) })
+}
+
+// testRestoredCursors: a reader of several streams whose cursor a restore took back is
+// told so, and goes on with what each stream told of it and with all that is new, once.
+// One whose cursor the backup has goes on as ever.
+func testRestoredCursors(t *testing.T, open func(*testing.T) ledger.Ledger) {
+	ctx := t.Context()
+	now := t0.Add(time.Minute)
+	clock := func() time.Time { return now }
+	put := func(l ledger.Ledger, stream, name string, at int) {
+		t.Helper()
+		if _, err := Append(ctx, l, stream, []Event{fact("node.ready", name, at)}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin := func() (l ledger.Ledger, r *Reader, kept string) {
+		l = open(t)
+		r = &Reader{Ledger: l, Streams: list("clu_a", "clu_b"), Now: clock}
+		put(l, "clu_a", "kept-a", 0)
+		put(l, PlaneStream, "kept-plane", 1)
+		p, err := r.Read(ctx, Query{Limit: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l, r, p.NextCursor
+	}
+	names := func(r *Reader, q Query) (out []string) {
+		t.Helper()
+		evs, _ := drain(t, r, q)
+		for _, e := range evs {
+			if e.Type == TypeRestored {
+				e.Subject.Name = "restored " + e.Stream
+			}
+			out = append(out, e.Subject.Name)
+		}
+		slices.Sort(out)
+		return out
+	}
+	was, reader, kept := begin()
+	put(was, "clu_a", "lost", 2)
+	page, err := reader.Read(ctx, Query{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := page.NextCursor
+
+	l, reader, again := begin()
+	if again != kept || lost == kept {
+		t.Fatalf("cursors %s, %s, %s", kept, again, lost)
+	}
+	if _, err := reader.Read(ctx, Query{Cursor: lost}); !errors.Is(err, ErrInvalidCursor) {
+		t.Errorf("in a record that was not restored: %v", err)
+	}
+	st := &record.Store{Ledger: l, Now: clock}
+	if err := l.Commit(ctx, ledger.Write{Item: record.ClusterItem(&fleet.Cluster{ID: "clu_a", Name: "alpha"})}); err != nil {
+		t.Fatal(err)
+	}
+	if err := TellRestored(ctx, st); err != nil {
+		t.Fatal(err)
+	}
+	put(l, "clu_a", "new-a", 70)
+	put(l, "clu_b", "new-b", 71)
+	behind := []string{"new-a", "new-b", "restored clu_a", "restored plane"}
+	if d := cmp.Diff(append([]string{"kept-plane"}, behind...), names(reader, Query{Cursor: kept})); d != "" {
+		t.Errorf("by a cursor that the backup has: %s", d)
+	}
+	for round := range 2 {
+		now = now.Add(time.Duration(round) * (CursorTTL - 2*time.Minute))
+		for _, tt := range []struct {
+			q    Query
+			want []string
+		}{{Query{Cursor: lost}, behind}, {Query{Cursor: joinStep(lost, 1), Types: []string{"node.*"}}, behind[:2]}, {Query{Cursor: lost, Streams: []string{"clu_a", "clu_b"}}, behind[:3]}} {
+			_, err := reader.Read(ctx, tt.q)
+			var expired *ExpiredError
+			if !errors.As(err, &expired) || expired.Restored.UnixMilli() != t0.Add(time.Minute).UnixMilli() || expired.Streams["clu_a"] != 2 || expired.Streams["clu_b"] != 0 {
+				t.Fatalf("by a cursor that was lost: %v", err)
+			}
+			tt.q.Cursor = expired.Cursor
+			if d := cmp.Diff(tt.want, names(reader, tt.q)); d != "" {
+				t.Errorf("on from there: %s", d)
+			}
+		}
+	}
+	now = now.Add(2 * time.Minute)
+	if _, err := reader.Read(ctx, Query{Cursor: lost}); !errors.Is(err, ErrInvalidCursor) {
+		t.Errorf("when it would have been kept no more: %v", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
+	"github.com/opsplane/opsplane/shared/id"
 	"github.com/opsplane/opsplane/shared/ledger"
 	"github.com/opsplane/opsplane/shared/problem"
 	"github.com/opsplane/opsplane/shared/record"
@@ -120,6 +121,29 @@ func TestCursorAheadOfItsStream(t *testing.T) {
 		a := p.do("viewer", "GET", path, nil, "Accept: "+mediaStream, "Last-Event-ID: "+id).problem(422, problem.InvalidCursor)
 		if !strings.Contains(a.str("detail"), "ahead") {
 			t.Errorf("%s", a.raw)
+		}
+	}
+}
+
+// TestCursorThatARestoreTookBack: it is told, in a list and in a stream, with the cursor
+// that goes on and what to do where that is not enough.
+func TestCursorThatARestoreTookBack(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	p.happen(p.cluster.ID, "node.left", 1)
+	must(t, event.TellRestored(t.Context(), p.store))
+	after := p.happen(p.cluster.ID, "node.left", 2)
+	lost := id.Derive(id.Cursor, "of another life")
+	for _, accept := range []string{mediaJSON, mediaStream} {
+		a := p.do("viewer", "GET", "/v1/events?cursor="+lost, nil, "Accept: "+accept).problem(410, problem.CursorExpired)
+		streams, _ := a.j["streams"].(map[string]any)
+		text, _ := a.j["next_action"].(map[string]any)["text"].(string)
+		if streams[p.cluster.ID] != float64(2) || streams[event.PlaneStream] == nil || !strings.Contains(a.str("detail"), "restored at") || !strings.Contains(text, "since") {
+			t.Fatalf("%s", a.raw)
+		}
+		got, _ := p.page("viewer", url.Values{"cursor": {a.str("cursor")}})
+		if !slices.Contains(got, after[0].ID) || len(got) != len(streams)+1 {
+			t.Errorf("on from there: %v", got)
 		}
 	}
 }

@@ -63,6 +63,9 @@ func problemOf(err error) *problem.Problem {
 	if e, ok := errors.AsType[*event.ExpiredError](err); ok {
 		p := problem.New(problem.CursorExpired, "%s", e.Error()).WithExtra("cursor", e.Cursor).WithExtra("streams", e.Streams)
 		p.NextAction.Text = "Go on with the cursor of this answer, the first one that is left: what lies before it is gone."
+		if !e.Restored.IsZero() {
+			p.NextAction.Text = "Go on with the cursor of this answer: it begins with what each stream told of the restore. Where you had not read up to the backup, begin with since instead."
+		}
 		return p
 	}
 	if q, ok := errors.AsType[*event.QueryError](err); ok {
