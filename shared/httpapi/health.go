@@ -14,7 +14,8 @@ func (a *API) healthRoutes() {
 	})
 	a.handle(route{pattern: "GET /readyz", public: true}, a.ready)
 	if a.cfg.Metrics != nil {
-		a.handle(route{pattern: "GET /metrics", action: auth.Read}, a.cfg.Metrics.ServeHTTP)
+		// They count over all clusters, and name clusters, rules and receivers.
+		a.handle(route{pattern: "GET /metrics", action: auth.Read, fleet: true}, a.cfg.Metrics.ServeHTTP)
 	}
 }
 

@@ -99,6 +99,22 @@ func TestHealthAndMetrics(t *testing.T) {
 	}
 }
 
+// TestMetricsAreOfTheFleet: they tell of every cluster, and so nothing to a principal that
+// is confined to some, whatever its role.
+func TestMetricsAreOfTheFleet(t *testing.T) {
+	t.Parallel()
+	p := setup(t)
+	for _, role := range []auth.Role{auth.Viewer, auth.Operator, auth.Admin} {
+		p.do(string(role), "GET", "/metrics", nil).want(200)
+		p.bearer["confined"] = p.token(auth.TokenSpec{Name: "confined " + string(role), Role: role, Clusters: []string{p.cluster.ID}})
+		if a := p.do("confined", "GET", "/metrics", nil).problem(403, problem.Forbidden); !strings.Contains(a.str("detail"), "confined") {
+			t.Errorf("%s: %s", role, a.raw)
+		}
+	}
+	p.do("agent", "GET", "/metrics", nil).problem(403, problem.Forbidden)
+	p.do("", "GET", "/metrics", nil).problem(401, problem.Unauthenticated)
+}
+
 func TestErrorsOfTheDomain(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
