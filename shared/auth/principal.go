@@ -89,6 +89,8 @@ const (
 	ManageRules Action = "manage_rules"
 	// ReadAudit: read the audit records.
 	ReadAudit Action = "read_audit"
+	// ReadMetrics: read the plane's metrics, which are of all clusters.
+	ReadMetrics Action = "read_metrics"
 	// Serve: what an agent does: claim, renew, report, receive.
 	Serve Action = "serve"
 )
@@ -112,6 +114,7 @@ var actions = map[Action]right{
 	ManageTokens:   {role: Admin},
 	ManageRules:    {role: Admin},
 	ReadAudit:      {role: Admin},
+	ReadMetrics:    {role: Viewer},
 	Serve:          {role: Agent},
 }
 

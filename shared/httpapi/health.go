@@ -15,7 +15,7 @@ func (a *API) healthRoutes() {
 	a.handle(route{pattern: "GET /readyz", public: true}, a.ready)
 	if a.cfg.Metrics != nil {
 		// They count over all clusters, and name clusters, rules and receivers.
-		a.handle(route{pattern: "GET /metrics", action: auth.Read, fleet: true}, a.cfg.Metrics.ServeHTTP)
+		a.handle(route{pattern: "GET /metrics", action: auth.ReadMetrics, fleet: true}, a.cfg.Metrics.ServeHTTP)
 	}
 }
 
