@@ -65,6 +65,7 @@ type program struct {
 	run       cel.Program
 	metered   bool
 	estimate  uint64 // its most, by assumed sizes
+	dearest   place  // of a part that makes it too much to be saved
 	needsSpec bool
 	// ofOperation: it asks for more of the operation than its id.
 	ofOperation bool
@@ -120,11 +121,14 @@ func compile(f *Faults, pointer, expr string, want *cel.Type, metered bool) *pro
 	}
 	cost, err := env.EstimateCost(ast, sizes{})
 	if err != nil {
-		f.add(pointer, CodeCost, "its cost cannot be estimated: %v", err)
+		f.at(pointer, ast, ast.NativeRep().Expr().ID(), CodeCost, "its cost cannot be estimated: %v", err)
 		return nil
 	}
+	if cost.Max > MaxCost {
+		p.dearest = dearest(ast)
+	}
 	if cost.Max > keptCost {
-		f.tooCostly(pointer, cost.Max)
+		f.tooCostly(pointer, p.dearest, cost.Max)
 		return nil
 	}
 	p.estimate, p.metered = cost.Max, metered || cost.Max > freeCost
@@ -159,11 +163,8 @@ func (f *Faults) caught(pointer string) {
 
 // at adds a fault of a part of an expression, with its place where that is known.
 func (f *Faults) at(pointer string, ast *cel.Ast, id int64, code, format string, args ...any) {
-	x := Fault{Pointer: pointer, Code: code, Detail: fmt.Sprintf(format, args...)}
-	if at := ast.NativeRep().SourceInfo().GetStartLocation(id); at.Line() > 0 {
-		x.Line, x.Column = at.Line(), at.Column()+1
-	}
-	*f = append(*f, x)
+	p := partAt(ast, id)
+	*f = append(*f, Fault{Pointer: pointer, Line: p.line, Column: p.column, Code: code, Detail: fmt.Sprintf(format, args...)})
 }
 
 // walk looks through the expression: every regular expression must be written out

@@ -44,14 +44,15 @@ func (c *Compiled) CheckCost() error {
 	f := &Faults{}
 	c.programs(func(p *program) {
 		if p.estimate > MaxCost {
-			f.tooCostly(p.pointer, p.estimate)
+			f.tooCostly(p.pointer, p.dearest, p.estimate)
 		}
 	})
 	return f.orNil()
 }
 
-func (f *Faults) tooCostly(pointer string, cost uint64) {
-	f.add(pointer, CodeCost, "may cost %d, the limit is %d: nested walks through lists and maps make it so", cost, MaxCost)
+func (f *Faults) tooCostly(pointer string, at place, cost uint64) {
+	*f = append(*f, Fault{Pointer: pointer, Line: at.line, Column: at.column, Code: CodeCost,
+		Detail: fmt.Sprintf("may cost %d, the limit is %d: nested walks through lists and maps make it so", cost, MaxCost)})
 }
 
 // Types are the types and families that the rule's clauses name, each once.
