@@ -2,6 +2,7 @@ package component
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -49,6 +50,10 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 		cancelled = nil
 	}
 	var away *cluster.Unanswered
+	var asked <-chan map[types.UID]protocol.Blocker // why there are no pods; nil: it is not asked for
+	refused := map[types.UID]protocol.Blocker{}
+	look := time.NewTicker(podlessEvery)
+	defer look.Stop()
 	since := map[types.UID]time.Time{} // of Jobs that have ended and whose pods are not seen
 	unseen := time.NewTimer(0)         // until what is not seen yet is judged
 	defer unseen.Stop()
@@ -56,6 +61,13 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 		select {
 		case <-f.Changed():
 		case <-unseen.C:
+		case <-look.C:
+			if asked == nil && away == nil && f.Ready() {
+				asked = u.podless(watching, f.scene())
+			}
+		case said := <-asked:
+			asked = nil
+			maps.Copy(refused, said)
 		case <-ctx.Done():
 		case <-cancelled:
 		}
@@ -79,6 +91,7 @@ func (u *upgrader) await(ctx context.Context, t *executor.Task, judge func(scene
 			continue
 		}
 		s := f.scene()
+		s.refused = refused
 		if left := s.unseen(since, u.Now()); left > 0 {
 			unseen.Reset(left)
 			continue

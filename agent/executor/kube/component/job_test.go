@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,7 +37,7 @@ type site struct {
 
 	mu    sync.Mutex
 	asked []string                                   // names of the Jobs that were made
-	reply func(*batchv1.Job) (answer.Answer, string) // what a Job answers; "running": nothing yet, "mute": it ends without
+	reply func(*batchv1.Job) (answer.Answer, string) // what a Job answers; "running": nothing yet, "mute": it ends without, "podless": it gets no pod
 }
 
 func setup(t *testing.T, objects ...runtime.Object) *site {
@@ -44,6 +45,9 @@ func setup(t *testing.T, objects ...runtime.Object) *site {
 	s := &site{client: fake.NewClientset(objects...), op: id.New(id.Operation, time.Now())}
 	c := &cluster.Cluster{Client: clustertest.BeforeJobs(s.client, nil), Namespace: "ops", Now: time.Now, Log: slog.New(slog.DiscardHandler)}
 	s.upgrader = &upgrader{Cluster: c, config: good()}
+	s.client.PrependReactor("create", "selfsubjectaccessreviews", func(kubetesting.Action) (bool, runtime.Object, error) {
+		return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}, nil
+	})
 	s.client.PrependReactor("create", "jobs", func(action kubetesting.Action) (bool, runtime.Object, error) {
 		j := action.(kubetesting.CreateAction).GetObject().(*batchv1.Job).DeepCopy()
 		j.UID = types.UID(j.Name)
@@ -66,7 +70,9 @@ func setup(t *testing.T, objects ...runtime.Object) *site {
 			p.Status.Phase = corev1.PodSucceeded
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: message}}}}
 		}
-		if err := s.client.Tracker().Add(p); err != nil {
+		if how == "podless" {
+			j.Status.Conditions = nil
+		} else if err := s.client.Tracker().Add(p); err != nil {
 			t.Error(err)
 		}
 		return true, j, s.client.Tracker().Create(jobs, j, j.Namespace)

@@ -72,11 +72,17 @@ func (u *upgrader) observe(ctx context.Context, a *protocol.Assignment, end *exe
 
 // leave tells of an upgrade that goes on after the operation.
 func leave(s scene, a *protocol.Assignment, p payload, end *executor.Ending) bool {
-	j := s.busy(answer.Upgrade)
-	if j != nil {
-		end.Leave(a, "upgrade", fmt.Sprintf("the upgrade of %s to %s has not ended (Job %s)", p.Component, p.Version, j.Name))
+	job := ""
+	if j := s.busy(answer.Upgrade); j != nil {
+		job = j.Name
+	} else if o := s.orphan(answer.Upgrade); o != nil {
+		job = jobOf(o) + ", which was deleted; pod " + o.Name
 	}
-	return j != nil
+	if job == "" {
+		return false
+	}
+	end.Leave(a, "upgrade", fmt.Sprintf("the upgrade of %s to %s has not ended (Job %s)", p.Component, p.Version, job))
+	return true
 }
 
 // preview tells what is known without asking Helm: that would take a Job.
@@ -97,11 +103,18 @@ func (u *upgrader) preview(ctx context.Context, q protocol.PreviewRequest) ([]pr
 	case err != nil:
 		return nil, fmt.Errorf("preview the upgrade of %s: %w", p.Component, err)
 	}
-	switch j, err := u.another(ctx, &protocol.Assignment{Operation: q.ID}, c); {
+	switch b, err := u.another(ctx, &protocol.Assignment{Operation: q.ID}, c); {
 	case err != nil:
 		return nil, fmt.Errorf("preview the upgrade of %s: %w", p.Component, err)
-	case j != nil:
-		list = append(list, underWay(j, c))
+	case b != nil:
+		list = append(list, *b)
+	}
+	refused, err := u.foresee(ctx, q, p, c)
+	if err != nil {
+		return nil, fmt.Errorf("preview the upgrade of %s: %w", p.Component, err)
+	}
+	if refused != nil {
+		list = append(list, *refused)
 	}
 	parts, err := u.parts(ctx, c)
 	if err != nil {
@@ -112,4 +125,21 @@ func (u *upgrader) preview(ctx context.Context, q protocol.PreviewRequest) ([]pr
 			Detail: fmt.Sprintf("%s is not healthy now: %s", p.Component, strings.Join(slow, ", "))})
 	}
 	return list, nil
+}
+
+// foresee tells what stands in the way of making the upgrade's Jobs, of which none is made
+// for a question: a right that is missing, or who refuses them.
+func (u *upgrader) foresee(ctx context.Context, q protocol.PreviewRequest, p payload, c Component) (*protocol.Blocker, error) {
+	what := makeJobs.Attributes()
+	what.Namespace = u.Namespace
+	read, cancel := u.Read(ctx)
+	defer cancel()
+	switch has, err := u.Allowed(read, what); {
+	case err != nil:
+		return nil, err
+	case !has:
+		return makeJobs.Missing("component/" + p.Component), nil
+	}
+	a := &protocol.Assignment{Operation: q.ID, Run: 1, Generation: 1, Type: q.Type, Payload: q.Payload}
+	return u.ForeseeJob(ctx, u.job(a, request{verb: answer.Preflight, component: c, version: p.Version, timeout: u.config.Timeout, attempt: 1}))
 }

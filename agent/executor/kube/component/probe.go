@@ -28,19 +28,21 @@ func (u *upgrader) probe(ctx context.Context, t *executor.Task) executor.Finding
 		}
 		return executor.ToRun(fmt.Sprintf("Job %s is under way: it is taken up", j.Name))
 	}
+	if o := s.orphan(answer.Upgrade); o != nil {
+		return executor.Unknown("in_progress", deleted(o))
+	}
 	if said, j := s.settled(a.Operation, a.Run); j != nil {
 		return finding(said)
 	}
 	if len(s.of(answer.Upgrade, a.Run)) == 0 {
-		return executor.ToRun("no upgrade of this run was begun")
+		return executor.ToRun("there is no upgrade of this run")
 	}
-	switch j, err := u.another(ctx, a, c); {
+	switch b, err := u.another(ctx, a, c); {
 	case err != nil:
 		return cluster.Unread(err)
-	case j != nil:
-		b := underWay(j, c)
+	case b != nil:
 		f := executor.Unknown(b.Code, b.Detail)
-		f.Blocker = &b
+		f.Blocker = b
 		return f
 	}
 	if bad != nil {
@@ -127,8 +129,14 @@ func (u *upgrader) ask(ctx context.Context, t *executor.Task, q request) (answer
 // hear waits for a Job's answer.
 func (u *upgrader) hear(ctx context.Context, t *executor.Task, name string) (answer.Answer, error) {
 	var got answer.Answer
+	seen := false
 	o := u.await(ctx, &executor.Task{Assignment: t.Assignment, Step: t.Step, Progress: func(int, int, string, string) {}, Note: func(string, string) {}}, func(s scene) *executor.Outcome {
 		j := s.named(name)
+		if j == nil && seen {
+			o := executor.Permanent("job_failed", "Job "+name+" was deleted before it answered")
+			return &o
+		}
+		seen = seen || j != nil
 		if j == nil || s.active(j) {
 			return nil
 		}

@@ -55,7 +55,17 @@ func TestEachRightIsNeeded(t *testing.T) {
 			if without == cluster.EventRight { // events come with Jobs
 				steps = steps[:1]
 			}
+			reads := without.Verb == "list" && without.Resource == "events"
+			if reads {
+				steps = steps[:1]
+			}
 			o := untilRefused(t, Upgrade(c, good()), steps...)
+			if reads { // best effort: that there is no pod is told without
+				if o.ErrorCode == "forbidden" {
+					t.Errorf("%+v", o)
+				}
+				return
+			}
 			if without == cluster.EventRight { // best effort: the operation goes on, and says nothing on the object
 				list, err := r.Client(kuberig.Admin).CoreV1().Events(ns).List(t.Context(), metav1.ListOptions{LabelSelector: cluster.LabelOperation})
 				if o.ErrorCode == "forbidden" || err != nil || len(list.Items) != 0 {

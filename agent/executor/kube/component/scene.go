@@ -10,6 +10,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/component/answer"
@@ -18,8 +19,9 @@ import (
 
 // scene is the Jobs of one operation and their pods, as they are now.
 type scene struct {
-	jobs []*batchv1.Job // of all verbs, runs and generations
-	pods []*corev1.Pod
+	jobs    []*batchv1.Job // of all verbs, runs and generations
+	pods    []*corev1.Pod
+	refused map[types.UID]protocol.Blocker // why Jobs got no pod, where that is said
 }
 
 // selector finds the Jobs and pods of an operation.
@@ -109,6 +111,9 @@ func (s scene) why(j *batchv1.Job) string {
 func (s scene) blockers(j *batchv1.Job) []protocol.Blocker {
 	pods := s.podsOf(j)
 	if len(pods) == 0 {
+		if b, said := s.refused[j.UID]; said {
+			return []protocol.Blocker{b}
+		}
 		return []protocol.Blocker{{Code: "no_pod", Resource: "job/" + j.Namespace + "/" + j.Name, Rule: "job controller",
 			Detail: fmt.Sprintf("Job %s has no pod yet: its events say why", j.Name)}}
 	}
@@ -169,6 +174,21 @@ func (s scene) busy(verb string) *batchv1.Job {
 	}
 	return nil
 }
+
+// orphan is a pod of the verb that has not ended and whose Job is gone: a Job that is
+// deleted takes its pod with it only when the pod's grace is over.
+func (s scene) orphan(verb string) *corev1.Pod {
+	for _, p := range s.pods {
+		if p.Labels[labelVerb] == verb && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed &&
+			!slices.ContainsFunc(s.jobs, func(j *batchv1.Job) bool { return metav1.IsControlledBy(p, j) }) {
+			return p
+		}
+	}
+	return nil
+}
+
+// jobOf names the Job that made a pod.
+func jobOf(p *corev1.Pod) string { return cmp.Or(p.Labels[batchv1.JobNameLabel], "of pod "+p.Name) }
 
 // tried names the Jobs that have tried the upgrade in a run.
 func (s scene) tried(run int) string {

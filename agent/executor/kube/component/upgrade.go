@@ -123,11 +123,19 @@ func (u *upgrader) preflight(ctx context.Context, t *executor.Task) executor.Out
 		return *o
 	}
 	t.Progress(0, 1, "checks", fmt.Sprintf("asking Helm about %s %s", p.Component, p.Version))
+	seen := false
+	var blocked []protocol.Blocker
 	return u.await(ctx, t, func(s scene) *executor.Outcome {
 		j := s.named(q.name(t.Assignment))
+		if j == nil && seen {
+			o := executor.Transient("job_failed", fmt.Sprintf("Job %s was deleted before it answered; nothing was changed", q.name(t.Assignment)))
+			return &o
+		}
+		seen = seen || j != nil
 		if j == nil || s.active(j) {
 			if j != nil {
-				tell(t, s.blockers(j))
+				blocked = s.blockers(j)
+				tell(t, blocked)
 			}
 			return nil
 		}
@@ -149,7 +157,11 @@ func (u *upgrader) preflight(ctx context.Context, t *executor.Task) executor.Out
 		}
 		return &o
 	}, func(why string) executor.Outcome {
-		return executor.Waiting(why, "stopped while Helm was asked; nothing was changed")
+		const detail = "stopped while Helm was asked; nothing was changed"
+		if why == "interrupted" && len(blocked) > 0 { // which is what its time went into
+			return executor.Waiting(blocked[0].Code, detail+": "+blocked[0].Detail)
+		}
+		return executor.Waiting(why, detail)
 	})
 }
 
@@ -256,12 +268,19 @@ func tell(t *executor.Task, now []protocol.Blocker) {
 func (u *upgrader) upgrade(ctx context.Context, t *executor.Task) executor.Outcome {
 	a := t.Assignment
 	p, c, bad := u.read(a.Payload)
-	var made, under string // the Job that this call made, and the last that was under way
+	// The Job that this call made, the last that was under way, and the last that was gone
+	// while its pod was under way.
+	var made, under, orphaned string
 	return u.await(ctx, t, func(s scene) *executor.Outcome {
 		if j := s.busy(answer.Upgrade); j != nil {
 			under = j.Name
 			tell(t, onlyBefore(s, j))
 			t.Progress(0, 1, "components", fmt.Sprintf("upgrading %s to %s (Job %s)", p.Component, p.Version, j.Name))
+			return nil
+		}
+		if o := s.orphan(answer.Upgrade); o != nil {
+			orphaned = jobOf(o)
+			tell(t, []protocol.Blocker{{Code: "in_progress", Resource: "pod/" + o.Namespace + "/" + o.Name, Rule: "Job " + orphaned, Detail: deleted(o)}})
 			return nil
 		}
 		if said, j := s.settled(a.Operation, a.Run); j != nil {
@@ -271,6 +290,15 @@ func (u *upgrader) upgrade(ctx context.Context, t *executor.Task) executor.Outco
 		}
 		if bad != nil {
 			return bad
+		}
+		before := orphaned
+		if before == made { // the watch of pods may be ahead of that of Jobs
+			before = ""
+		}
+		if job := cmp.Or(under, before); job != "" && s.named(job) == nil {
+			tell(t, nil)
+			o := executor.Ambiguous(fmt.Sprintf("Job %s was deleted before it answered", job))
+			return &o
 		}
 		q := request{verb: answer.Upgrade, component: c, version: p.Version, rollback: p.Rollback == "on_failure", recover: s.dead()}
 		name := q.name(a)
@@ -298,12 +326,17 @@ func (u *upgrader) upgrade(ctx context.Context, t *executor.Task) executor.Outco
 		made = name
 		return u.make(ctx, t, q)
 	}, func(why string) executor.Outcome {
-		job := cmp.Or(made, under)
+		job := cmp.Or(made, under, orphaned)
 		if job == "" {
 			return executor.Waiting(why, "stopped before the upgrade was begun")
 		}
 		return executor.Ambiguous(fmt.Sprintf("the upgrade of %s was begun and had not ended when its time was up; Job %s goes on", p.Component, job))
 	})
+}
+
+// deleted words a pod that outlives its Job.
+func deleted(p *corev1.Pod) string {
+	return fmt.Sprintf("Job %s was deleted; its pod %s has not ended and may change the release yet", jobOf(p), p.Name)
 }
 
 // onlyBefore are a Job's blockers as long as its pod has not begun.

@@ -217,7 +217,7 @@ func (u *upgrader) verifyByHelm(ctx context.Context, t *executor.Task, p payload
 // Rights are what component.upgrade needs of the agent's role. What Helm needs is
 // the Job's, and the admin's to give.
 var Rights = []cluster.Right{
-	{Verb: "create", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to run Helm under a service account of its own"},
+	makeJobs,
 	{Verb: "list", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to find the upgrade that an earlier lease began"},
 	{Verb: "watch", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to follow an upgrade"},
 	{Verb: "list", Resource: "pods", Namespace: cluster.OwnNamespace, Why: "to read what Helm answered"},
@@ -226,5 +226,8 @@ var Rights = []cluster.Right{
 	{Verb: "list", Group: "apps", Resource: "deployments", Why: "to observe a component at its new version"},
 	{Verb: "list", Group: "apps", Resource: "statefulsets", Why: "to observe a component at its new version"},
 	{Verb: "list", Group: "apps", Resource: "daemonsets", Why: "to observe a component at its new version"},
+	{Verb: "list", Resource: "events", Namespace: cluster.OwnNamespace, Why: "to read why a Job's pod cannot be made"},
 	cluster.EventRight,
 }
+
+var makeJobs = cluster.Right{Verb: "create", Group: "batch", Resource: "jobs", Namespace: cluster.OwnNamespace, Why: "to run Helm under a service account of its own"}

@@ -19,6 +19,7 @@ import (
 	ktesting "k8s.io/client-go/testing"
 
 	"github.com/opsplane/opsplane/agent/executor/host/report"
+	"github.com/opsplane/opsplane/agent/executor/kube/cluster"
 	"github.com/opsplane/opsplane/agent/executor/kube/cluster/clustertest"
 	"github.com/opsplane/opsplane/shared/operation"
 	"github.com/opsplane/opsplane/shared/protocol"
@@ -26,7 +27,7 @@ import (
 
 // saidOf is what the Job controller says of a Job.
 func saidOf(j *batchv1.Job, name, message string, at time.Time) *corev1.Event {
-	return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: j.Namespace, Name: name}, Type: corev1.EventTypeWarning, Reason: failedCreate, Message: message,
+	return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: j.Namespace, Name: name}, Type: corev1.EventTypeWarning, Reason: cluster.FailedCreate, Message: message,
 		InvolvedObject: corev1.ObjectReference{Kind: "Job", Namespace: j.Namespace, Name: j.Name, UID: j.UID},
 		FirstTimestamp: metav1.NewTime(at), LastTimestamp: metav1.NewTime(at)}
 }
