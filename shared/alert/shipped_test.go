@@ -191,6 +191,12 @@ func TestShippedRules(t *testing.T) {
 			"0s firing receiver-failing{pager} condition_holds", "21h0m0s firing receiver-failing{chat} condition_holds",
 			"44h0m0s resolved receiver-failing{pager} quiet", "45h0m0s resolved receiver-failing{chat} quiet",
 		}},
+		{"receiver-failing, and back", 60 * h, []event.Event{
+			fact(0, "notify.failing", "pager", "since", "s", "error", "answered 500"), fact(24*h-m, "notify.failed", "pager", "delivery", "dlv_1"),
+			fact(30*h, "notify.recovered", "pager", "since", "s", "failed_ms", 108000000),
+		}, []string{
+			"0s firing receiver-failing{pager} condition_holds", "30h0m0s resolved receiver-failing{pager} condition_ended",
+		}},
 		{"nothing is wrong", 24 * h, []event.Event{
 			op(0, "op_a", "node.drain", "", "pending", "n1"), op(0, "op_a", "node.drain", "pending", "dispatched", "n1"),
 			op(0, "op_a", "node.drain", "dispatched", "running", "n1"), op(9*m, "op_a", "node.drain", "running", "succeeded", "n1"),
@@ -230,6 +236,7 @@ func TestShippedRulesTakeWhatAgentsTell(t *testing.T) {
 		{"fatal-xid", "device.xid", []string{"node", "node_uid", "xid", "text", "count", "first", "last", "index", "cause"}, []any{"class", "hardware"}, 1},
 		{"receiver-failing", "notify.failed", []string{"delivery", "event", "alert", "rule", "status", "error", "tries"}, nil, 1},
 		{"receiver-failing", "notify.disabled", []string{"reason"}, nil, 1},
+		{"receiver-failing", "notify.failing", []string{"since", "error"}, nil, 1},
 		{"stream-gap", "stream.gap", []string{"from", "through", "refused", "boot"}, nil, 1},
 		{"stream-unreadable", "stream.unreadable", []string{"from", "through"}, nil, 1},
 		{"plane-clock-ahead", "stream.clock_set_back", []string{"from", "to", "ahead_ms"}, nil, 1},

@@ -40,6 +40,8 @@ const (
 	TypeLateReport      = "operation.late_report"
 	TypeNotifyFailed    = "notify.failed"
 	TypeNotifyDisabled  = "notify.disabled"
+	TypeNotifyFailing   = "notify.failing"
+	TypeNotifyRecovered = "notify.recovered"
 )
 
 // Types of what agents tell of cordons, which belong to operations (ToldOperation).
@@ -138,6 +140,8 @@ var catalogue = []About{
 	{"alert.groups_folded", Warning, "A rule has so many groups in a stream that those over the limit are one.", GroupsFoldedDetail{}},
 	{TypeNotifyFailed, Error, "A receiver could not be told of an alert, and nothing more is tried; detail names the delivery.", NotifyFailedDetail{}},
 	{TypeNotifyDisabled, Error, "A receiver answered that it is gone, and is told no more until it is enabled.", NotifyDisabledDetail{}},
+	{TypeNotifyFailing, Error, "A receiver has taken nothing for ten minutes, by any of its URLs, and is tried on.", NotifyFailingDetail{}},
+	{TypeNotifyRecovered, Info, "A receiver that had taken nothing for ten minutes answers again.", NotifyRecoveredDetail{}},
 }
 
 var byType = func() map[string]About {

@@ -289,6 +289,18 @@ type NotifyDisabledDetail struct {
 	Reason string `json:"reason"`
 }
 
+// NotifyFailingDetail is the detail of notify.failing.
+type NotifyFailingDetail struct {
+	Since time.Time `json:"since" doc:"When the first try failed, since it last took anything"`
+	Error string    `json:"error" doc:"Of the last try"`
+}
+
+// NotifyRecoveredDetail is the detail of notify.recovered.
+type NotifyRecoveredDetail struct {
+	Since    time.Time `json:"since" doc:"That of notify.failing"`
+	FailedMS int64     `json:"failed_ms" doc:"For how long it took nothing, in milliseconds"`
+}
+
 // GapDetail is the detail of stream.gap.
 type GapDetail struct {
 	Agent   string `json:"agent" doc:"Id of the agent that reported"`

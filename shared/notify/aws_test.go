@@ -61,6 +61,12 @@ func TestCrashesOnDynamoDB(t *testing.T) {
 	}
 }
 
+// TestFailingOnDynamoDB: see TestFailingIsTold.
+func TestFailingOnDynamoDB(t *testing.T) {
+	t.Parallel()
+	onDynamoDB(t).failingIsTold()
+}
+
 // TestRefusedBurstOnDynamoDB: see TestRefusedBurst.
 func TestRefusedBurstOnDynamoDB(t *testing.T) {
 	t.Parallel()

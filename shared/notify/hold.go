@@ -152,6 +152,8 @@ func (s *Service) noteAnswers(ctx context.Context, h *held, r *target, to endpoi
 	if delete(h.lane.Holds, to.url); next != (hold{}) {
 		h.lane.Holds[to.url] = next
 	}
+	h.told = &r.Receiver
+	h.lane.noteFailing(r, failed, next.Error, now)
 	switch {
 	case next.Fails == loggedFails:
 		s.Logger.WarnContext(ctx, "a receiver takes nothing, and is tried again", "receiver", r.Name, "id", r.ID, "endpoint", to.name, "until", next.Until, "err", next.Error)

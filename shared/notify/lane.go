@@ -34,6 +34,8 @@ type lane struct {
 	Tidied time.Time `json:"tidied,omitzero"`
 	// Standing is, of an Alertmanager's, how far it was told of what fires.
 	Standing standing `json:"standing,omitzero"`
+	// Failing is since when the receiver takes nothing.
+	Failing failing `json:"failing,omitzero"`
 }
 
 const (
@@ -64,6 +66,7 @@ func isAhead(at, now time.Time) bool { return at.After(now) && !at.After(now.Add
 // held is a lane that this process holds.
 type held struct {
 	receiver string
+	told     *Receiver // it, as it was read last; nil: not yet
 	lane     lane
 	version  int64
 	due      time.Time
@@ -205,7 +208,9 @@ func (s *Service) putLane(ctx context.Context, h *held, l lane, due time.Time) e
 		l.Revision = 0
 	}
 	l.Kept = now
-	err := s.Store.Ledger.Commit(ctx, ledger.Write{Expect: h.version, WasDue: h.due,
+	tells := l.Failing
+	l.Failing = tells.told()
+	err := s.commitLane(ctx, h, tells, ledger.Write{Expect: h.version, WasDue: h.due,
 		Item: ledger.Item{Key: record.LaneKey(h.receiver), Data: record.Encode(l), Due: due}})
 	if err != nil {
 		return fmt.Errorf("keep lane of receiver %s: %w", h.receiver, err)
@@ -261,6 +266,9 @@ func (s *Service) again(ctx context.Context, h *held) (bool, error) {
 		return false, err
 	}
 	h.version, h.due = it.Version, it.Due
+	if is := h.lane.Failing.told(); l.Failing.Told == is.Told && l.Failing.Since.Equal(is.Since) { // it was told, by a write whose answer was lost
+		h.lane.Failing = is
+	}
 	return true, nil
 }
 

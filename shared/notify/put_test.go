@@ -51,7 +51,7 @@ func TestPutsBurnNoTries(t *testing.T) {
 				p.advance(10 * time.Minute)
 				p.serve()
 			}
-			if age := p.clock().Sub(t0); age < minAge || age > 26*time.Hour || len(p.deliveries(r, Failed)) != 1 || !slices.Equal(p.told(), []string{event.TypeNotifyFailed}) {
+			if age := p.clock().Sub(t0); age < minAge || age > 26*time.Hour || len(p.deliveries(r, Failed)) != 1 || !slices.Equal(p.told(), []string{event.TypeNotifyFailing, event.TypeNotifyFailed}) {
 				t.Errorf("after %s: %+v", age, p.deliveries(r, ""))
 			}
 		})

@@ -149,7 +149,7 @@ func TestRetries(t *testing.T) {
 	if len(dead) != 1 || dead[0].LastStatus != 500 || dead[0].LastError != "answered 500" || dead[0].Tries != MaxTries {
 		t.Fatalf("dead letters %+v", dead)
 	}
-	if diff := cmp.Diff([]string{event.TypeNotifyFailed}, p.told()); diff != "" {
+	if diff := cmp.Diff([]string{event.TypeNotifyFailing, event.TypeNotifyFailed}, p.told()); diff != "" {
 		t.Error(diff)
 	}
 	ok = true
