@@ -58,6 +58,19 @@ func (d *Deployment) TellRestored(ctx context.Context) error {
 	return nil
 }
 
+// Mend leaves out of the table what is in it twice, and tells what that was: see
+// event.LeaveOutRepeats.
+func (d *Deployment) Mend(ctx context.Context, w io.Writer) error {
+	found, err := event.LeaveOutRepeats(ctx, d.Store)
+	for _, x := range found {
+		fmt.Fprintln(w, x)
+	}
+	if err != nil {
+		return plainIn(err)
+	}
+	return nil
+}
+
 // Export writes the table, to which nothing else may write meanwhile: see
 // export.Write.
 func (d *Deployment) Export(ctx context.Context, w io.Writer) (export.Header, error) {

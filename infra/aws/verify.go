@@ -56,7 +56,7 @@ func tell(w io.Writer, r verify.Report) error {
 		fmt.Fprintln(w, "PROBLEM", p)
 	}
 	if r.Count > 0 {
-		return fmt.Errorf("%d problems found", r.Count)
+		return r.Err()
 	}
 	fmt.Fprintln(w, "everything holds")
 	return nil

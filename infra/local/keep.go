@@ -75,6 +75,42 @@ func tellRestored(ctx context.Context, data string) (err error) {
 	return event.TellRestored(ctx, &record.Store{Ledger: db, Now: time.Now, Timing: operation.OneMachine})
 }
 
+// Mend leaves out of a copy what is in it twice (event.LeaveOutRepeats), so that it can be
+// restored or moved, and tells what that was.
+func Mend(ctx context.Context, file string, w io.Writer) (err error) {
+	db, err := ledgersqlite.Open(ctx, ledgersqlite.Options{Path: file})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	found, err := event.LeaveOutRepeats(ctx, &record.Store{Ledger: db, Now: time.Now, Timing: operation.OneMachine})
+	for _, x := range found {
+		fmt.Fprintln(w, x)
+	}
+	return err
+}
+
+// RestoreMended is Restore of a backup that is mended first; the backup stays as it is.
+func RestoreMended(ctx context.Context, file, data string, w io.Writer) (err error) {
+	tmp, err := os.MkdirTemp(filepath.Dir(filepath.Clean(data)), ".opsplane-mend-")
+	if err != nil {
+		return fmt.Errorf("copy the backup: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	db, err := ledgersqlite.Open(ctx, ledgersqlite.Options{Path: file, ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	mended := filepath.Join(tmp, "mended.db")
+	if err := errors.Join(db.Backup(ctx, mended), db.Close()); err != nil {
+		return err
+	}
+	if err := Mend(ctx, mended, w); err != nil {
+		return err
+	}
+	return Restore(ctx, mended, data)
+}
+
 // Fork makes a data folder from a backup, after verifying it, and marks what is live
 // in it. Nothing came after the backup that mattered.
 func Fork(ctx context.Context, file, data string) error {
@@ -82,7 +118,7 @@ func Fork(ctx context.Context, file, data string) error {
 		return fmt.Errorf("data folder %s is not empty", data)
 	}
 	if err := Verify(ctx, file, io.Discard); err != nil {
-		return fmt.Errorf("the backup does not hold: %w", err)
+		return fmt.Errorf("it does not hold: %w", err)
 	}
 	if err := os.MkdirAll(data, 0o700); err != nil {
 		return fmt.Errorf("make data folder: %w", err)
@@ -175,7 +211,7 @@ func Verify(ctx context.Context, path string, w io.Writer) error {
 		fmt.Fprintln(w, "PROBLEM", p)
 	}
 	if r.Count > 0 {
-		return fmt.Errorf("%d problems found", r.Count)
+		return r.Err()
 	}
 	fmt.Fprintln(w, "everything holds")
 	return nil

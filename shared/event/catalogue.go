@@ -24,6 +24,7 @@ const (
 	TypeUnreadable      = "stream.unreadable"
 	TypeClockSetBack    = "stream.clock_set_back"
 	TypeRestored        = "stream.restored"
+	TypeRepeated        = "stream.repeated"
 	TypeManualChange    = "manual.change"
 	TypeAgentOnline     = "agent.online"
 	TypeAgentSilent     = "agent.silent"
@@ -128,6 +129,7 @@ var catalogue = []About{
 	{TypeUnreadable, Error, "Stored events cannot be read; this stands in their place, and detail has their sequences.", UnreadableDetail{}},
 	{TypeClockSetBack, Error, "A clock of the plane was ahead and had pushed the stream's there, which goes on from the plane's again.", SetBackDetail{}},
 	{TypeRestored, Warning, "The plane goes on from a backup: events that were told behind it are in the record no more; this stands for their sequences.", RestoredDetail{}},
+	{TypeRepeated, Warning, "An event stood here that was in the streams already; a restore or an export left it out, as it was told to.", RepeatedDetail{}},
 
 	{"alert.pending", Info, "An alert rule's condition holds, but not for long enough yet.", AlertDetail{}},
 	{"alert.firing", Error, "An alert rule's condition holds.", AlertDetail{}},

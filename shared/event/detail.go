@@ -326,6 +326,14 @@ type SetBackDetail struct {
 	Judged time.Time `json:"judged" doc:"How far rules had judged it by then: timers that were due later have not come"`
 }
 
+// RepeatedDetail is the detail of stream.repeated.
+type RepeatedDetail struct {
+	Event    string `json:"event" doc:"Id of the event that stood here"`
+	Type     string `json:"event_type" doc:"Its type"`
+	Stream   string `json:"first_stream" doc:"The stream that has it"`
+	Sequence int64  `json:"first_sequence" doc:"Where it is there"`
+}
+
 // RestoredDetail is the detail of stream.restored.
 type RestoredDetail struct {
 	From    int64 `json:"from" doc:"The first sequence behind the backup: what was told by it, and on, is no more"`

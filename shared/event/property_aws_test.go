@@ -114,6 +114,11 @@ func TestRestoredCursorsOnDynamo(t *testing.T) {
 	testRestoredCursors(t, func(t *testing.T) ledger.Ledger { return openTable(t) })
 }
 
+func TestLeaveOutRepeatsOnDynamo(t *testing.T) {
+	t.Parallel()
+	leaveOutRepeats(t, openTable(t))
+}
+
 func TestRestoredOnDynamo(t *testing.T) {
 	t.Parallel()
 	testRestored(t, func(t *testing.T) ledger.Ledger { return openTable(t) })

@@ -62,7 +62,7 @@ func holds(ctx context.Context, l Ledger) (Holds, error) {
 		return Holds{}, fmt.Errorf("export: verify: %w", err)
 	}
 	if r.Count > 0 {
-		return Holds{}, fmt.Errorf("export: %w: %d problems, the first: %s", ErrUnsound, r.Count, r.Problems[0])
+		return Holds{}, fmt.Errorf("export: %w: %w", ErrUnsound, r.Err())
 	}
 	return Holds{Operations: r.Operations, Live: r.Live, Entries: r.Entries, Locks: r.Locks, Streams: r.Streams, Events: r.Events}, nil
 }

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/opsplane/opsplane/shared/event"
@@ -29,6 +30,7 @@ type Report struct {
 	Events     int
 	Problems   []string
 	Count      int // of problems
+	Twice      int // of them, events that are there twice (event.LeaveOutRepeats)
 }
 
 func (r *Report) problem(format string, args ...any) {
@@ -36,6 +38,26 @@ func (r *Report) problem(format string, args ...any) {
 	if len(r.Problems) < maxProblems {
 		r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 	}
+}
+
+// toldProblems is how many problems an error names.
+const toldProblems = 5
+
+// Err is nil where all holds, else it names the first problems, and what to do about those
+// that can be mended.
+func (r *Report) Err() error {
+	if r.Count == 0 {
+		return nil
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d problems found: %s", r.Count, strings.Join(r.Problems[:min(len(r.Problems), toldProblems)], "; "))
+	if r.Count > toldProblems {
+		b.WriteString("; and more, which opsplane verify tells")
+	}
+	if r.Twice > 0 {
+		fmt.Fprintf(&b, ". Events are there twice: %d; opsplane restore and export leave the second of each out, and tell so in its place, with --mend", r.Twice)
+	}
+	return errors.New(b.String())
 }
 
 // eventID is an event's identifier, hashed short: a walk keeps one per event.
@@ -193,7 +215,8 @@ func (r *Report) streams(ctx context.Context, st *record.Store) (map[eventID]boo
 				}
 				next = e.Sequence + 1
 				if k := keyOf(e.ID); seen[k] {
-					r.problem("stream %s: event %s is there twice", name, e.ID)
+					r.Twice++
+					r.problem("stream %s: event %s is there twice, again at %d", name, e.ID, e.Sequence)
 				} else {
 					seen[k] = true
 				}

@@ -25,6 +25,7 @@ type exportCmd struct {
 	Data     string `help:"Data folder." default:"data" env:"OPSPLANE_DATA"`
 	WithLive bool   `help:"Move operations that have not ended: each is fenced off and probed where it goes on. The engine, or the deployment's functions, must be stopped for good."`
 	Restored bool   `help:"The table was restored to a point in time: have each of its streams tell so, and pass over the sequences that were given out since. (opsplane restore does so for a folder.)"`
+	Mend     bool   `help:"Where the ledger holds an event twice, which no export takes, leave the second out; an event stream.repeated in its place tells. It is left out of the export, or of the table itself."`
 	deploymentFlags
 }
 
@@ -61,6 +62,11 @@ func (c *exportCmd) exportTable(ctx context.Context, d *aws.Deployment, out, log
 	}
 	if c.Restored {
 		if err := d.TellRestored(ctx); err != nil {
+			return err
+		}
+	}
+	if c.Mend {
+		if err := d.Mend(ctx, log); err != nil {
 			return err
 		}
 	}
@@ -106,6 +112,11 @@ func (c *exportCmd) export(ctx context.Context, out, log io.Writer) (err error) 
 	}
 	if len(live) > 0 && !c.WithLive {
 		return &liveError{live}
+	}
+	if c.Mend {
+		if err := local.Mend(ctx, backup, log); err != nil {
+			return err
+		}
 	}
 	// What is live is marked on the copy.
 	if err := local.Fork(ctx, backup, copied); err != nil {

@@ -42,6 +42,31 @@ func TestExport(t *testing.T) {
 	}
 }
 
+// A ledger that holds an event twice is exported without the second, where that is asked
+// for, and stays as it is.
+func TestExportMended(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	s := newSite(t)
+	evs, _, err := event.ReadStream(ctx, s.Store.Ledger, event.PlaneStream, 1, 1)
+	no(t, err)
+	_, err = event.Append(ctx, s.Store.Ledger, event.PlaneStream, evs[:1], nil)
+	no(t, err)
+	if err := (&exportCmd{Data: s.data}).export(ctx, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), evs[0].ID) || !strings.Contains(err.Error(), "--mend") {
+		t.Errorf("exported: %v", err)
+	}
+	var out, said bytes.Buffer
+	no(t, (&exportCmd{Data: s.data, Mend: true}).export(ctx, &out, &said))
+	if !strings.Contains(said.String(), "left out: event "+evs[0].ID) || !strings.Contains(out.String(), event.TypeRepeated) {
+		t.Errorf("said %s", said.String())
+	}
+	after, _, err := event.ReadStream(ctx, s.Store.Ledger, event.PlaneStream, 1, 1000)
+	no(t, err)
+	if last := after[len(after)-1]; last.ID != evs[0].ID {
+		t.Errorf("the folder was changed: %+v", last)
+	}
+}
+
 // broken is a writer whose disk is full.
 type broken struct{}
 

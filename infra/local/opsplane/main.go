@@ -132,9 +132,15 @@ func (c *backupCmd) Run(ctx context.Context) error { return local.Backup(ctx, c.
 type restoreCmd struct {
 	File string `arg:"" help:"A backup." type:"path"`
 	Data string `help:"Data folder to make; it must be empty or not exist." required:""`
+	Mend bool   `help:"Where the backup holds an event twice, which no restore takes, leave the second out; an event stream.repeated in its place tells. The backup stays as it is."`
 }
 
-func (c *restoreCmd) Run(ctx context.Context) error { return local.Restore(ctx, c.File, c.Data) }
+func (c *restoreCmd) Run(ctx context.Context) error {
+	if c.Mend {
+		return local.RestoreMended(ctx, c.File, c.Data, os.Stderr)
+	}
+	return local.Restore(ctx, c.File, c.Data)
+}
 
 type agentCmd struct {
 	Args []string `arg:"" optional:""`
