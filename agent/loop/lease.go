@@ -157,10 +157,13 @@ func (l *lease) over() bool {
 }
 
 // remaining is the time left until the deadline.
-func (l *lease) remaining() time.Duration {
+func (l *lease) remaining() time.Duration { return max(l.left(), 0) }
+
+// left is how far the operation's deadline lies ahead; negative: it has passed.
+func (l *lease) left() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return max(l.deadline-l.mono(), 0)
+	return l.deadline - l.mono()
 }
 
 // fence is the last look before an effect: nil and a context that ends before

@@ -31,6 +31,23 @@ func (r *run) progressed(step string, change func(p *operation.Progress)) {
 // refuse it, and between two tries lies half a minute at most.
 const standsAgainWithin = time.Minute
 
+// clockFar is from where on this machine's clock counts as wrong, as it does for the plane.
+const clockFar = 30 * time.Second
+
+// dated is a time of this machine's by the plane's clock, where the two are far apart: that
+// something has stood in the way since before the operation was made, or will from some
+// minute on, helps nobody. The operation's deadline, and what is left until then, tell.
+func (r *run) dated(at time.Time) time.Time {
+	if r.a.Deadline.IsZero() {
+		return at.UTC()
+	}
+	off := r.a.Deadline.Add(-r.lease.left()).Sub(r.agent.now())
+	if off.Abs() < clockFar {
+		off = 0
+	}
+	return at.Add(off).UTC()
+}
+
 // sinceMost is how long an executor may say that something has stood in the way: a time
 // further back is a clock's fault, or none at all. Pods that cannot end do so for weeks.
 const sinceMost = 366 * 24 * time.Hour

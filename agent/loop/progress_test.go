@@ -156,3 +156,33 @@ func TestProgressNamesTheStepThatRuns(t *testing.T) {
 		}
 	})
 }
+
+// TestSinceByAClockThatIsWrong: what stands in the way does so since then by the plane's
+// clock, which tells the deadline, whatever the agent's is set to.
+func TestSinceByAClockThatIsWrong(t *testing.T) {
+	for name, off := range map[string]time.Duration{"ahead": 5 * time.Minute, "behind": -5 * time.Minute, "a little ahead": clockFar - time.Second} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, b *bench) {
+				b.cfg.Now = func() time.Time { return time.Now().Add(off) }
+				b.exec.execute["evict"] = func(ctx context.Context, task *executor.Task) executor.Outcome {
+					want := time.Now()
+					if off.Abs() < clockFar {
+						want = want.Add(off)
+					}
+					task.Blocked([]protocol.Blocker{{Code: "pdb", Resource: "pod/a/b"}})
+					pause(ctx, 30*time.Second)
+					p := b.plane.state(task.Assignment.Operation).Progress
+					if p == nil || len(p.Blockers) != 1 || p.Blockers[0].Since == nil || p.Blockers[0].Since.Sub(want).Abs() > time.Second {
+						t.Errorf("shown %+v, want since %s", p, want)
+					}
+					return b.exec.effect(ctx, task)
+				}
+				b.start()
+				op := b.plane.submit("since", time.Hour, drainPlan()...)
+				if s := b.plane.ended(t, op, 30*time.Minute); s.Phase != operation.Succeeded {
+					t.Fatalf("ended %s: %+v", s.Phase, s.Result)
+				}
+			})
+		})
+	}
+}

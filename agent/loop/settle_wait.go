@@ -78,12 +78,11 @@ func (r *run) kept(s *stepState, since time.Time, said executor.Outcome, named *
 		b = *named
 	}
 	b.Code, b.Detail = said.ErrorCode, said.Detail
-	if b.Since == nil || since.Before(*b.Since) {
-		since = since.UTC()
+	if since = r.dated(since); b.Since == nil || since.Before(*b.Since) {
 		b.Since = &since
 	}
 	r.progressed(s.Name, func(p *operation.Progress) {
-		p.Blockers = r.obstacles.now(r.agent.now().UTC(), []protocol.Blocker{b})
+		p.Blockers = r.obstacles.now(r.dated(r.agent.now()), []protocol.Blocker{b})
 	})
 }
 

@@ -61,9 +61,10 @@ func (r *run) stands(s *stepState, since time.Time, b protocol.Blocker) {
 	if r.shows(s, b.Code) {
 		return
 	}
+	since = r.dated(since)
 	b.Since = &since
 	r.progressed(s.Name, func(p *operation.Progress) {
-		p.Blockers = r.obstacles.now(since.UTC(), []protocol.Blocker{b})
+		p.Blockers = r.obstacles.now(since, []protocol.Blocker{b})
 	})
 }
 
@@ -166,7 +167,7 @@ func (r *run) lifted(s *stepState, codes ...string) {
 	r.progressed(s.Name, func(p *operation.Progress) {
 		left := slices.DeleteFunc(slices.Clone(p.Blockers), func(b protocol.Blocker) bool { return slices.Contains(codes, b.Code) })
 		// Also when nothing is left: the next silence has a time of its own.
-		if p.Blockers = r.obstacles.now(r.agent.now().UTC(), left); len(left) == 0 {
+		if p.Blockers = r.obstacles.now(r.dated(r.agent.now()), left); len(left) == 0 {
 			p.Blockers = nil
 		}
 	})

@@ -50,7 +50,7 @@ func (r *run) task(s *stepState, attempt int, fenced bool, boundary <-chan struc
 			r.progressed(s.Name, func(p *operation.Progress) { p.Done, p.Total, p.Unit, p.Message = done, total, unit, message })
 		},
 		Blocked: func(now []protocol.Blocker) {
-			r.progressed(s.Name, func(p *operation.Progress) { p.Blockers = r.obstacles.now(r.agent.now().UTC(), now) })
+			r.progressed(s.Name, func(p *operation.Progress) { p.Blockers = r.obstacles.now(r.dated(r.agent.now()), now) })
 		},
 		Begin: func(name, resource string) (string, func(string, string)) {
 			c := r.out.begin(protocol.Command{
