@@ -26,3 +26,20 @@ func TestStale(t *testing.T) {
 		}
 	}
 }
+
+// One clock that finds the report fresh is enough.
+func TestStaleBySeveralClocks(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	h := Host{At: at}
+	wrong, other := at.Add(time.Hour), at.Add(-time.Hour)
+	if h.Stale(wrong, at) != "" || h.Stale(at, wrong) != "" || h.Stale(wrong, wrong, at) != "" {
+		t.Error("a clock that finds it fresh is not enough")
+	}
+	if got := h.Stale(wrong, other); !strings.Contains(got, "last report is of") {
+		t.Errorf("no clock finds it fresh: %q", got)
+	}
+	if (&Host{}).Stale(at, at) == "" {
+		t.Error("a report of no time is believed")
+	}
+}

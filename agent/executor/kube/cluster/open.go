@@ -73,6 +73,7 @@ type Cluster struct {
 	pause       func(point string, t *executor.Task)
 	hooks       hooks
 	asked       outlasting
+	server      serverClock
 
 	mu       sync.Mutex
 	noEvents string // why no event is put on an object; empty: nothing is known against it
@@ -92,10 +93,14 @@ func Open(o Options) (*Cluster, error) {
 	cfg.UserAgent = agent
 	cfg.WarningHandler = rest.NoWarnings{} // deprecations are no business of whoever is paged
 	p := NewPulse(nil)
+	var c *Cluster
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return &transport{next: next, agent: agent, heard: p.note}
+		return &transport{next: next, agent: agent, heard: func(r *http.Response) {
+			p.note(r)
+			c.NoteDate(r.Header.Get("Date"))
+		}}
 	})
-	c := &Cluster{
+	c = &Cluster{
 		Config: cfg, Log: o.Log, Now: o.Now, Namespace: cmp.Or(o.Namespace, DefaultNamespace), NodeName: o.NodeName,
 		PodName: o.PodName, PodUID: o.PodUID, Version: o.Version,
 		callTimeout: cmp.Or(o.CallTimeout, DefaultCallTimeout), pause: o.Pause, Pulse: p,

@@ -215,7 +215,7 @@ func (e *devices) host(ctx context.Context, node string) (report.Host, error) {
 		return h, errNoReport{fmt.Sprintf("what node %s reports cannot be read: %v", node, err)}
 	case h.Node != node:
 		return h, errNoReport{fmt.Sprintf("the report of node %s speaks of node %s", node, h.Node)}
-	case h.Stale(e.c.Now()) != "":
+	case h.Stale(e.c.Now(), e.c.ServerNow()) != "":
 		return h, errNoReport{fmt.Sprintf("what holds the devices of node %s is not known: %s; the host helper does not run there, or hangs", node, h.Stale(e.c.Now()))}
 	case h.Code != "":
 		return h, errNoReport{fmt.Sprintf("the host helper of node %s says %s: %s", node, h.Code, h.Detail)}

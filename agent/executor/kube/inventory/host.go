@@ -40,7 +40,7 @@ func (m *model) stripHost(obj any) (*host, bool) {
 		m.log.Warn("a host's report is not believed", slog.String("configmap", o.Name), slog.Any("err", err))
 		return nil, false
 	}
-	h := &host{head: headOf(o), node: intern(r.Node), code: intern(r.Code), detail: r.Detail, at: r.At, stale: r.Stale(m.now())}
+	h := &host{head: headOf(o), node: intern(r.Node), code: intern(r.Code), detail: r.Detail, at: r.At, stale: r.Stale(m.now(), m.server())}
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		g := gpu{uuid: d.UUID, pci: intern(d.PCI), index: d.Index, product: intern(d.Product), health: intern(d.Health), detail: d.Detail, holders: holders(d), version: h.version}
@@ -89,9 +89,9 @@ func (h *host) believed() []gpu {
 // age looks for reports that have become too old: their hosts say nothing that
 // would tell of it.
 func (m *model) age() {
-	now := m.now()
+	now, server := m.now(), m.server()
 	for node, h := range m.hosts {
-		if why := (&report.Host{At: h.at}).Stale(now); why != h.stale {
+		if why := (&report.Host{At: h.at}).Stale(now, server); why != h.stale {
 			h.stale = why
 			m.tick(0)
 			m.refreshDevices(node)

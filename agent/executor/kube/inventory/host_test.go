@@ -65,6 +65,37 @@ func TestReportAges(t *testing.T) {
 	}
 }
 
+// TestReportBesideAClockThatIsWrong: the agent's clock may be set by minutes, which says
+// nothing of the fleet's hosts. A report is too old once both clocks say so.
+func TestReportBesideAClockThatIsWrong(t *testing.T) {
+	t.Parallel()
+	for name, off := range map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(Options{}).start(t)
+			right := w.hands.now()
+			w.server = func() time.Time { return right }
+			w.put(t, w.nodes, aNode("n", "u", 1))
+			w.put(t, w.hosts, aReport(t, "n", report.Device{UUID: uuid(0)}))
+			w.told()
+			w.hands.pass(off)
+			age := func() []string {
+				w.mu.Lock()
+				w.age()
+				w.mu.Unlock()
+				return w.happened()
+			}
+			if got := age(); len(got) != 0 {
+				t.Errorf("the agent's clock was set: %v", got)
+			}
+			right = right.Add(report.MaxAge + time.Second)
+			if diff := cmp.Diff([]string{"device.degraded " + uuid(0)}, age()); diff != "" {
+				t.Errorf("its host is silent (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 // A node that was made anew under its name does not have the GPUs that the machine
 // before it reported, until its own host reports.
 func TestReportOfAnotherMachine(t *testing.T) {

@@ -107,6 +107,7 @@ func Open(o Options) (*Inventory, error) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	i := &Inventory{model: newModel(&o, o.Cluster.Now), health: newHealth(o.Cluster.Log, o.Cluster.Now), stop: stop}
+	i.model.server = o.Cluster.ServerNow
 	i.version = func(ctx context.Context) (int64, error) {
 		l, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: 1})
 		if err != nil {

@@ -28,9 +28,10 @@ const (
 // model is what is known, and what is yet to be told. All of it is under mu;
 // apply functions are called with it held.
 type model struct {
-	opts *Options
-	now  func() time.Time
-	log  *slog.Logger
+	opts   *Options
+	now    func() time.Time
+	server func() time.Time // the API server's clock
+	log    *slog.Logger
 
 	mu    sync.Mutex
 	clock int64 // the newest revision
@@ -81,7 +82,7 @@ func newModel(o *Options, now func() time.Time) *model {
 		log = o.Cluster.Log
 	}
 	return &model{
-		opts: o, now: now, log: log,
+		opts: o, now: now, server: now, log: log,
 		nodes: map[string]*nodeState{}, nodeNames: map[string]*nodeState{},
 		pods: map[string]map[*pod]struct{}{}, budgets: map[string]map[*budget]struct{}{},
 		slices: map[string]map[*slice]struct{}{}, hosts: map[string]*host{}, devices: map[string]*deviceState{}, claimants: map[string][]*nodeState{},
