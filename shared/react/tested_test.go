@@ -71,11 +71,9 @@ func TestBacktestIsWhatTheReactorHas(t *testing.T) {
 			}
 		}
 		b.settle(rt)
-		b.advance(time.Millisecond)
+		b.advance(event.ClocksDiffer + time.Millisecond) // the stream may be ahead by so much: what is to come is not of a test
 		b.follow()
 		if rapid.Bool().Draw(rt, "deleted") { // and all that is open with it
-			b.advance(event.ClocksDiffer) // the stream may be ahead by so much, and the deletion in front of its last events
-			b.follow()
 			b.delete()
 			b.advance(time.Hour)
 		}
