@@ -23,7 +23,10 @@ const interrupted = "Interrupted: "
 // upgrade brings the release to the version, once for a run of an operation.
 func (j *job) upgrade(ctx context.Context) answer.Answer {
 	h, err := j.history()
-	if err != nil {
+	switch {
+	case err != nil && j.Mark.Generation > 1: // an earlier lease may have begun it
+		return unread(err)
+	case err != nil:
 		return refusal(err)
 	}
 	if n := h.newer(j.Mark); n > 0 {
@@ -116,6 +119,18 @@ func (j *job) rollback(to int) error {
 	return r.Run(j.Release)
 }
 
+// unread is the answer of an upgrade that could not read what became of it. Whatever keeps
+// it from that, a right that was taken away as well as a server that is away, says nothing
+// of the release, which may be left half way: that has to be asked for again.
+func unread(err error) answer.Answer {
+	a := refusal(err)
+	if a.Code != answer.ReleaseNotFound {
+		a.Code = answer.Unavailable
+	}
+	a.Detail = "what became of the upgrade could not be read: " + a.Detail
+	return a
+}
+
 // ended reads the history once more and answers how the upgrade went: err is what
 // Helm said, the history is what happened.
 func (j *job) ended(err error) answer.Answer {
@@ -124,9 +139,7 @@ func (j *job) ended(err error) answer.Answer {
 	}
 	h, herr := j.history()
 	if herr != nil {
-		a := refusal(herr)
-		a.Detail = "what became of the upgrade could not be read: " + a.Detail
-		return a
+		return unread(herr)
 	}
 	a := h.describe(j.Mark)
 	own := h.own(j.Mark)

@@ -246,3 +246,24 @@ func TestPreviewRehearsesTheUpgradesJob(t *testing.T) {
 		})
 	}
 }
+
+// TestReleaseThatIsLeft: the ending names the revision that an upgrade left, whether it failed
+// or is pending: the latter keeps all that come next from beginning.
+func TestReleaseThatIsLeft(t *testing.T) {
+	t.Parallel()
+	for status, says := range map[string]string{"deployed": "", "failed": "revision 7, which failed", "pending-upgrade": "revision 7, which is pending-upgrade"} {
+		s := setup(t)
+		code := ""
+		if says != "" {
+			code = answer.UpgradeFailed
+		}
+		s.put(t, s.assignment(1), upgradeOf, answer.Answer{Code: code, Own: &answer.Release{Revision: 7, Status: status}}, "")
+		a := s.assignment(1)
+		a.Steps = []protocol.Step{{PlanStep: operation.PlanStep{ID: "stp_1", Name: "upgrade"}, Phase: operation.StepFailed}}
+		var end executor.Ending
+		s.observe(t.Context(), a, &end)
+		if (says == "") != (len(end.Residual) == 0) || says != "" && !strings.Contains(end.Residual[0].Detail, says) {
+			t.Errorf("%s: %+v", status, end.Residual)
+		}
+	}
+}

@@ -64,6 +64,8 @@ func (u *upgrader) observe(ctx context.Context, a *protocol.Assignment, end *exe
 		end.Verified = append(end.Verified, fmt.Sprintf("Helm rolled release %s back to version %s", c.Release, said.From))
 	case said.Own != nil && said.Own.Status == "failed":
 		end.Leave(a, "upgrade", fmt.Sprintf("release %s is left at revision %d, which failed", c.Release, said.Own.Revision))
+	case said.Own != nil && strings.HasPrefix(said.Own.Status, "pending-"):
+		end.Leave(a, "upgrade", fmt.Sprintf("release %s is left at revision %d, which is %s: no upgrade begins before it is rolled back", c.Release, said.Own.Revision, said.Own.Status))
 	}
 	if said.Own != nil && len(slow) > 0 {
 		end.Leave(a, "verify", fmt.Sprintf("%s is not healthy: %s", p.Component, strings.Join(slow, ", ")))
