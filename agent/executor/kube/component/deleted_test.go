@@ -267,3 +267,30 @@ func TestReleaseThatIsLeft(t *testing.T) {
 		}
 	}
 }
+
+// TestAskedJobsAreNotKept: what became of an upgrade may be asked every few seconds for a
+// day, while a right is missing. Those Jobs are gone soon, those that upgrade are not; and
+// that some are gone keeps nobody from asking anew.
+func TestAskedJobsAreNotKept(t *testing.T) {
+	t.Parallel()
+	s := setup(t)
+	a := s.assignment(2)
+	for verb, most := range map[string]time.Duration{answer.Status: 10 * time.Minute, answer.Upgrade: 25 * time.Hour, answer.Preflight: 25 * time.Hour} {
+		if ttl := s.job(a, request{verb: verb, left: time.Hour}).Spec.TTLSecondsAfterFinished; ttl == nil || time.Duration(*ttl)*time.Second != most {
+			t.Errorf("%s is kept for %v s", verb, ttl)
+		}
+	}
+	s.put(t, s.assignment(1), upgradeOf, answer.Answer{}, "mute")
+	asked := request{verb: answer.Status, after: upgradeOf.name(s.assignment(1)), attempt: 2} // the first is gone
+	s.put(t, a, asked, answer.Answer{Code: answer.Forbidden}, "")
+	s.reply = func(*batchv1.Job) (answer.Answer, string) {
+		return answer.Answer{Own: &answer.Release{Revision: 2, Status: "deployed"}}, ""
+	}
+	if f := s.probe(t.Context(), s.task(2, 1)); f.Phase != operation.StepSucceeded {
+		t.Errorf("the probe: %+v", f)
+	}
+	asked.attempt++
+	if len(s.asked) != 1 || s.asked[0] != asked.name(a) {
+		t.Errorf("asked by %v, want %s", s.asked, asked.name(a))
+	}
+}

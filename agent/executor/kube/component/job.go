@@ -39,7 +39,12 @@ const (
 	grace = 5 * time.Minute
 	// kept is how long an ended Job stays, with its answer and its log: longer than
 	// an operation may be under way.
-	kept    = 25 * time.Hour
+	kept = 25 * time.Hour
+	// askedKept is how long an ended Job stays that asked what became of an upgrade. One
+	// that is gone is asked again, and while a right is missing that is every few seconds:
+	// kept for a day, thousands would fill the agent's namespace.
+	askedKept = 10 * time.Minute
+
 	maxName = 63 // of a Job, whose name is a label of its pods
 )
 
@@ -89,6 +94,16 @@ const (
 	argNamespace = "-namespace"
 )
 
+// attemptOf reads a Job's attempt from its name; 0: it tells none.
+func attemptOf(j *batchv1.Job) int {
+	i := strings.LastIndex(j.Name, "-a")
+	if i < 0 {
+		return 0
+	}
+	n, _ := strconv.Atoi(j.Name[i+len("-a"):])
+	return n
+}
+
 func (q request) args(a *protocol.Assignment) []string {
 	args := []string{q.verb, argRelease, q.component.Release, argNamespace, q.component.Namespace, "-operation", a.Operation,
 		"-run", strconv.Itoa(a.Run), "-generation", strconv.FormatInt(a.Generation, 10), "-correlation", a.CorrelationID}
@@ -123,6 +138,14 @@ func (q request) deadline() time.Duration {
 		d += q.timeout
 	}
 	return min(d, q.left)
+}
+
+// kept is how long the Job stays when it has ended.
+func (q request) kept() time.Duration {
+	if q.verb == answer.Status {
+		return askedKept
+	}
+	return kept
 }
 
 // job is the Job of a request.
@@ -176,7 +199,7 @@ func (u *upgrader) job(a *protocol.Assignment, q request) *batchv1.Job {
 		Spec: batchv1.JobSpec{
 			// Never started again by itself, and not before its pod is seen to have ended.
 			BackoffLimit: ptr.To[int32](0), PodReplacementPolicy: ptr.To(batchv1.Failed),
-			ActiveDeadlineSeconds: ptr.To(int64(q.deadline() / time.Second)), TTLSecondsAfterFinished: ptr.To(int32(kept / time.Second)),
+			ActiveDeadlineSeconds: ptr.To(int64(q.deadline() / time.Second)), TTLSecondsAfterFinished: ptr.To(int32(q.kept() / time.Second)),
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{cluster.AnnotationMark: mark.String()}}, Spec: spec},
 		},
 	}

@@ -1,6 +1,7 @@
 package component
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -109,7 +110,7 @@ func (u *upgrader) history(ctx context.Context, t *executor.Task, s scene, c Com
 			return u.hear(ctx, t, j.Name)
 		}
 		if generationOf(j) == a.Generation { // its answer is of no use any more
-			q.attempt++
+			q.attempt = max(q.attempt, cmp.Or(attemptOf(j), q.attempt)+1) // earlier ones may be gone
 		}
 	}
 	return u.ask(ctx, t, q)
