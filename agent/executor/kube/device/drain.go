@@ -29,10 +29,9 @@ const codeOwnNode = "own_node"
 // until they are gone, and has the host look again.
 func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) executor.Outcome {
 	total, waits := 0, 0
-	var on *holders
 	pods := e.drains.Chosen()
 	var still *protocol.Blocker // what outlives its pod
-	for rounds := 0; rounds < maxRounds; {
+	for rounds := 0; ; {
 		a, stop := e.look(ctx, standing(t, still), d, report.VerbPreflight)
 		if stop != nil {
 			return *stop
@@ -45,8 +44,8 @@ func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) 
 		if a.Code != report.CodeBusy || a.Device == nil {
 			return refused(a, d)
 		}
-		var err error
-		if on, err = e.resolve(ctx, d, a); err != nil {
+		on, err := e.resolve(ctx, d, a)
+		if err != nil {
 			return cluster.Broken(err)
 		}
 		if code, why := on.never(); code != "" {
@@ -60,13 +59,20 @@ func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) 
 		}
 		if still = on.outlive(d, still, e.c.Now()); len(on.pods) == 0 || !on.drainable() { // the host's word may be old: it is asked again first
 			if !on.drainable() {
-				rounds++
+				if rounds++; rounds >= maxRounds {
+					o := executor.Permanent(report.CodeBusy, fmt.Sprintf("GPU %s is held by %s", d.uuid, on.names()))
+					o.ActionText = on.free(true)
+					return o
+				}
 			}
 			waits++
 			if stop := e.outwait(ctx, t, d, on, still, waits); stop != nil {
 				return *stop
 			}
 			continue
+		}
+		if rounds >= maxRounds {
+			return e.heldAgain(ctx, d, on)
 		}
 		if stop := e.late(t, d); stop != nil { // no pod goes for nothing
 			return *stop
@@ -76,12 +82,6 @@ func (e *devices) drainHolders(ctx context.Context, t *executor.Task, d target) 
 			return *stop
 		}
 	}
-	if !on.drainable() {
-		o := executor.Permanent(report.CodeBusy, fmt.Sprintf("GPU %s is held by %s", d.uuid, on.names()))
-		o.ActionText = on.free(true)
-		return o
-	}
-	return e.heldAgain(ctx, d, on)
 }
 
 // heldAgain is the outcome where pods came each time that they were evicted.

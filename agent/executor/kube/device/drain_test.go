@@ -2,6 +2,7 @@ package device
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -91,6 +92,52 @@ func TestNothingIsEvictedInVain(t *testing.T) {
 				}
 				if n := made(client, "jobs", ""); n != c.looks {
 					t.Errorf("the host was asked %d times, want %d", n, c.looks)
+				}
+			})
+		})
+	}
+}
+
+// TestTheLastEvictionIsLookedAt: pods that come between two looks are evicted, and what the
+// last of them leaves is asked of the host before the device is called held.
+func TestTheLastEvictionIsLookedAt(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		pods  int // that come, one after the other
+		class string
+	}{
+		"the last has gone": {maxRounds, operation.OutcomeDone},
+		"one more has come": {maxRounds + 1, operation.OutcomePermanent},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(3 * time.Minute) // what evictions share lingers
+				var pods []runtime.Object
+				for i := range c.pods {
+					pods = append(pods, worker(fmt.Sprint("w", i)))
+				}
+				e, client, _ := fakes(t, pods...)
+				task := stepTask("op_a", 1, 1)
+				var looks atomic.Int32
+				answers(t, client, func(n int) report.Answer {
+					looks.Store(int32(n))
+					if n > c.pods {
+						return yes(task, report.VerbPreflight)
+					}
+					return busy(task, report.Holder{Kind: report.HolderProcess, Count: 1, Pod: &report.Pod{UID: fmt.Sprint("uid-w", n-1)}})
+				})
+				// Whoever is to be evicted goes by itself just before.
+				client.PrependReactor("get", "nodes", func(ktesting.Action) (bool, runtime.Object, error) {
+					_ = client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "serve", fmt.Sprint("w", looks.Load()-1))
+					return false, nil, nil
+				})
+				o := e.drainHolders(t.Context(), task, target{fakeUUID, fakeNode})
+				if o.Class != c.class {
+					t.Errorf("%+v", o)
+				}
+				if last := fmt.Sprint("serve/w", maxRounds); o.Class == operation.OutcomePermanent && !strings.Contains(o.Detail, last) {
+					t.Errorf("what holds it now is %s: %s", last, o.Detail)
 				}
 			})
 		})
