@@ -8,6 +8,7 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opsplane/opsplane/agent/executor"
@@ -41,6 +42,16 @@ const (
 // ask runs a verb on the node and returns its answer. The outcome is set when the
 // Job could not be made.
 func (e *devices) ask(ctx context.Context, t *executor.Task, d target, verb, name string) (heard, *executor.Outcome) {
+	if verb == report.VerbReset { // what was begun is not asked for anew: admission may hang by now
+		job, stop := e.made(ctx, t, name)
+		if stop != nil {
+			return heard{}, stop
+		}
+		if job != nil {
+			blocked(t)
+			return e.follow(ctx, t, d, verb, job), nil
+		}
+	}
 	job, r, stop := e.c.MakeJob(ctx, t, e.job(t, d, verb, name), verb != report.VerbReset)
 	if stop != nil {
 		return heard{}, stop
@@ -49,15 +60,12 @@ func (e *devices) ask(ctx context.Context, t *executor.Task, d target, verb, nam
 	switch r.Category {
 	case cluster.OK:
 	case cluster.Already: // this lease's own attempt made it: go on waiting for it
-		read, cancel := e.c.Read(ctx)
-		defer cancel()
-		have, err := e.c.Client.BatchV1().Jobs(e.c.Namespace).Get(read, name, metav1.GetOptions{})
-		if err != nil {
-			o := cluster.Broken(err)
-			return heard{}, &o
+		have, stop := e.made(ctx, t, name)
+		if stop != nil {
+			return heard{}, stop
 		}
-		if on, ok := cluster.ReadMark(have.Annotations); !ok || on != cluster.MarkOf(t) {
-			o := executor.Permanent(cluster.CodeJobRefused, fmt.Sprintf("job %s/%s is there and is not this lease's", e.c.Namespace, name))
+		if have == nil { // nobody knows what it has done
+			o := executor.Ambiguous(fmt.Sprintf("job %s/%s was made and is gone, without an answer", e.c.Namespace, name))
 			return heard{}, &o
 		}
 		job = have
@@ -74,9 +82,32 @@ func (e *devices) ask(ctx context.Context, t *executor.Task, d target, verb, nam
 		o.CommandID = r.Command
 		return heard{}, &o
 	}
+	return e.follow(ctx, t, d, verb, job), nil
+}
+
+func (e *devices) follow(ctx context.Context, t *executor.Task, d target, verb string, job *batchv1.Job) heard {
 	h := e.await(ctx, t, d, verb, job)
 	h.job = job
-	return h, nil
+	return h
+}
+
+// made reads the Job that this lease made under the name; nil: there is none.
+func (e *devices) made(ctx context.Context, t *executor.Task, name string) (*batchv1.Job, *executor.Outcome) {
+	read, cancel := e.c.Read(ctx)
+	defer cancel()
+	have, err := e.c.Client.BatchV1().Jobs(e.c.Namespace).Get(read, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		o := cluster.Broken(err)
+		return nil, &o
+	}
+	if on, ok := cluster.ReadMark(have.Annotations); !ok || on != cluster.MarkOf(t) {
+		o := executor.Permanent(cluster.CodeJobRefused, fmt.Sprintf("job %s/%s is there and is not this lease's", e.c.Namespace, name))
+		return nil, &o
+	}
+	return have, nil
 }
 
 // read reads a terminated container's answer, and believes it only if it is the

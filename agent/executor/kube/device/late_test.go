@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,7 +83,14 @@ func TestLateReset(t *testing.T) {
 			pods.Delete(podOf(j, runs))
 		}},
 		"the Job cannot be read": {breaks: func(client *fake.Clientset) {
-			client.PrependReactor("get", "jobs", func(ktesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("EOF") })
+			var begun atomic.Bool
+			client.PrependReactor("create", "jobs", func(ktesting.Action) (bool, runtime.Object, error) {
+				begun.Store(true)
+				return false, nil, nil
+			})
+			client.PrependReactor("get", "jobs", func(ktesting.Action) (bool, runtime.Object, error) {
+				return begun.Load(), nil, errors.New("EOF")
+			})
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

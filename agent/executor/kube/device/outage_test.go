@@ -159,6 +159,30 @@ func TestResetIsBegunOnce(t *testing.T) {
 	}
 }
 
+// TestResetIsTakenUpBehindAWebhookThatHangs: a reset that is carried out once more, as after
+// a wait, lives of the answer of the Job that it has made, whatever admission does to others.
+func TestResetIsTakenUpBehindAWebhookThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e, client, _ := fakes(t)
+		task := stepTask("op_a", 1, 1)
+		answers(t, client, func(int) report.Answer { return yes(task, report.VerbReset) })
+		j := e.job(task, target{fakeUUID, fakeNode}, report.VerbReset, resetting(task))
+		if _, err := client.BatchV1().Jobs(fakeNS).Create(t.Context(), j, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		client.PrependReactor("create", "jobs", func(ktesting.Action) (bool, runtime.Object, error) {
+			time.Sleep(time.Minute)
+			return true, nil, apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+		})
+		begun := time.Now()
+		o := e.step(e.reset)(t.Context(), task)
+		if took := time.Since(begun); o.Class != operation.OutcomeDone || took > 5*time.Second {
+			t.Errorf("after %s: %+v", took, o)
+		}
+	})
+}
+
 // TestWebhookThatIsNotThere: the API server cannot call a webhook about a reset's Jobs. The
 // step that meets it names it and waits, and goes on once it is back; so does the probe.
 func TestWebhookThatIsNotThere(t *testing.T) {
