@@ -87,11 +87,15 @@ func (h *host) believed() []gpu {
 }
 
 // age looks for reports that have become too old: their hosts say nothing that
-// would tell of it.
+// would tell of it. None grows younger, though a clock that is wrong may come past its
+// time: only another report tells that the host lives.
 func (m *model) age() {
 	now, server := m.now(), m.server()
 	for node, h := range m.hosts {
-		if why := (&report.Host{At: h.at}).Stale(now, server); why != h.stale {
+		if h.stale != "" {
+			continue
+		}
+		if why := (&report.Host{At: h.at}).Stale(now, server); why != "" {
 			h.stale = why
 			m.tick(0)
 			m.refreshDevices(node)

@@ -96,6 +96,30 @@ func TestReportBesideAClockThatIsWrong(t *testing.T) {
 	}
 }
 
+// TestReportGrowsNoYounger: an agent's clock that is minutes behind comes past the time of the
+// last report of a host that has died since. The host is dead all the same.
+func TestReportGrowsNoYounger(t *testing.T) {
+	t.Parallel()
+	const behind = 8 * time.Minute
+	w := newWorld(Options{}).start(t)
+	right := w.hands.now()
+	w.server = func() time.Time { return right }
+	w.put(t, w.nodes, aNode("n", "u", 1))
+	w.put(t, w.hosts, aReport(t, "n", report.Device{UUID: uuid(0)}))
+	w.told()
+	w.hands.pass(-behind)
+	for i, want := range [][]string{{"device.degraded " + uuid(0)}, nil, nil, nil} {
+		w.hands.pass(report.MaxAge + time.Second)
+		right = right.Add(report.MaxAge + time.Second)
+		w.mu.Lock()
+		w.age()
+		w.mu.Unlock()
+		if diff := cmp.Diff(want, w.happened()); diff != "" {
+			t.Errorf("look %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
 // A node that was made anew under its name does not have the GPUs that the machine
 // before it reported, until its own host reports.
 func TestReportOfAnotherMachine(t *testing.T) {
