@@ -28,6 +28,17 @@ type Denials struct {
 // denied is when a right was missing for an operation, without a longer pause.
 type denied struct{ since, last time.Time }
 
+// dropOldest forgets the operation that met it last longest ago. The caller holds d.mu.
+func (d *Denials) dropOldest() {
+	oldest := ""
+	for op, x := range d.denied {
+		if oldest == "" || x.last.Before(d.denied[oldest].last) {
+			oldest = op
+		}
+	}
+	delete(d.denied, oldest)
+}
+
 // Lenient wraps a step so that a missing right ends it only once it is believed.
 func (d *Denials) Lenient(now func() time.Time, f func(ctx context.Context, t *executor.Task) executor.Outcome) func(ctx context.Context, t *executor.Task) executor.Outcome {
 	return func(ctx context.Context, t *executor.Task) executor.Outcome {
@@ -58,8 +69,11 @@ func (d *Denials) Believed(now time.Time, a *protocol.Assignment, o executor.Out
 	}
 	switch {
 	case !before:
-		if d.denied == nil || len(d.denied) > maxDenied {
+		if d.denied == nil {
 			d.denied = map[string]denied{}
+		}
+		if len(d.denied) >= maxDenied {
+			d.dropOldest()
 		}
 		was.since = now
 	case now.Sub(was.since) >= executor.DeniedFor:

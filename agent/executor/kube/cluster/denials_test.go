@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -81,5 +82,27 @@ func TestDenialsOfSeveralOccasions(t *testing.T) {
 				t.Errorf("told %d times", notes)
 			}
 		})
+	}
+}
+
+// Where there are too many, the operation is forgotten that met it longest ago, and no other.
+func TestDenialsThatAreTooMany(t *testing.T) {
+	t.Parallel()
+	var d Denials
+	now := time.Now()
+	met := func(i int, after time.Duration) (first bool) {
+		_, first = d.Believed(now.Add(after), &protocol.Assignment{Operation: fmt.Sprint("op_", i)}, executor.Permanent("forbidden", ""))
+		return first
+	}
+	for i := range maxDenied + 1 {
+		met(i, time.Duration(i))
+	}
+	for i := 1; i <= maxDenied; i++ {
+		if met(i, time.Microsecond) {
+			t.Fatalf("%d was forgotten", i)
+		}
+	}
+	if !met(0, time.Microsecond) {
+		t.Error("the oldest is remembered")
 	}
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -24,5 +25,24 @@ func TestHooksAreForgotten(t *testing.T) {
 	h.keep("deployment/ns/web", &Uncalled{Webhook: "x", Since: later}, later)
 	if u := h.last("deployment/ns/web", later); u == nil || !u.Since.Equal(later) {
 		t.Errorf("the same webhook, much later: %+v", u)
+	}
+}
+
+// Where there are too many, the one is forgotten that was waited for longest ago, and no other.
+func TestHooksThatAreTooMany(t *testing.T) {
+	t.Parallel()
+	var h hooks
+	begun := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	name := func(i int) string { return fmt.Sprint("deployment/ns/", i) }
+	for i := range maxHooks + 1 {
+		at := begun.Add(time.Duration(i) * time.Millisecond)
+		h.keep(name(i), &Uncalled{Webhook: "x", Since: at}, at)
+	}
+	now := begun.Add(time.Second)
+	h.keep(name(maxHooks), &Uncalled{Webhook: "x", Since: now}, now) // known: nothing goes for it
+	for i := range maxHooks + 1 {
+		if known := h.last(name(i), now) != nil; known != (i > 0) {
+			t.Errorf("%d is known: %t", i, known)
+		}
 	}
 }

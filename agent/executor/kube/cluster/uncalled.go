@@ -119,8 +119,17 @@ func (h *hooks) keep(resource string, u *Uncalled, now time.Time) {
 	if was != nil && was.Webhook == u.Webhook && was.Since.Before(u.Since) {
 		u.Since = was.Since
 	}
-	if h.of == nil || len(h.of) >= maxHooks {
+	if h.of == nil {
 		h.of = map[string]hook{}
+	}
+	if _, known := h.of[resource]; !known && len(h.of) >= maxHooks {
+		oldest := ""
+		for k, x := range h.of {
+			if oldest == "" || x.at.Before(h.of[oldest].at) {
+				oldest = k
+			}
+		}
+		delete(h.of, oldest)
 	}
 	h.of[resource] = hook{u, now}
 }

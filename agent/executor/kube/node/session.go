@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -352,7 +353,7 @@ type memoized[V any] struct {
 	until time.Time
 }
 
-// maxMemo bounds a memo; it begins anew when it is full.
+// maxMemo bounds a memo; what would be over first is dropped when it is full.
 const maxMemo = 10_000
 
 func (m *memo[K, V]) get(now time.Time, k K) (v V, ok bool) {
@@ -368,8 +369,27 @@ func (m *memo[K, V]) get(now time.Time, k K) (v V, ok bool) {
 func (m *memo[K, V]) put(now time.Time, k K, v V, keep time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.kept == nil || len(m.kept) >= maxMemo {
+	if m.kept == nil {
 		m.kept = map[K]memoized[V]{}
 	}
+	if _, known := m.kept[k]; !known && len(m.kept) >= maxMemo {
+		m.drop(now)
+	}
 	m.kept[k] = memoized[V]{v, now.Add(keep)}
+}
+
+// drop makes room: for what is over, else for what would be first. The caller holds m.mu.
+func (m *memo[K, V]) drop(now time.Time) {
+	maps.DeleteFunc(m.kept, func(_ K, x memoized[V]) bool { return now.After(x.until) })
+	if len(m.kept) < maxMemo {
+		return
+	}
+	var first K
+	var until time.Time
+	for k, x := range m.kept {
+		if until.IsZero() || x.until.Before(until) {
+			first, until = k, x.until
+		}
+	}
+	delete(m.kept, first)
 }
