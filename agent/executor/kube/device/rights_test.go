@@ -61,12 +61,14 @@ func TestRights(t *testing.T) {
 					t.Errorf("%+v", f)
 				}
 				says(f.Detail)
-			case "get jobs": // the name is taken
+			case "get jobs": // nothing is begun that might have been begun before
 				o, _ := b.run("reset", "op_rights", 1, 1, `{}`)
-				want(t, o, operation.OutcomeDone, "")
-				o, _ = b.run("reset", "op_rights", 1, 1, `{}`)
 				want(t, o, operation.OutcomePermanent, "forbidden")
 				says(o.Detail)
+				jobs, err := b.r.Client(kuberig.Admin).BatchV1().Jobs(b.ns).List(t.Context(), metav1.ListOptions{LabelSelector: labelVerb + "=" + report.VerbReset})
+				if err != nil || len(jobs.Items) != 0 {
+					t.Errorf("%d were begun, %v", len(jobs.Items), err)
+				}
 			case "delete jobs":
 				b.kube.Close()
 				task, _ := b.task("reset", "op_rights", 1, 1, `{}`, nil)
